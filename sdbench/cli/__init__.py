@@ -1,0 +1,87 @@
+"""The command line: one module a command, loaded when it is called, so that ``--help`` never imports torch."""
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import rich_click as click
+
+from sdbench import __version__
+from sdbench.errors import ExitCode, SdbenchError
+
+COMMANDS = {
+    "e2e": "Calibrate, prune, decode and judge: dense, control and chosen arms in one table.",
+    "kernels": "Check, search and time every SpMV variant on a model's shapes.",
+    "split": "Split one training file into calibration and validation parts, pinned by a manifest.",
+    "env": "Show what machine and software this is.",
+}
+"""Command name -> its one-line help; the module is ``sdbench.cli.<name>`` and holds ``command``."""
+
+
+class LazyGroup(click.RichGroup):
+    """A command group that imports a command's module only when that command runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the help page."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports and returns one command; None for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        if ctx.resilient_parsing or sys.argv[1:2] != [cmd_name]:
+            # The group's own help page needs the name and the line, not the options.
+            return click.RichCommand(cmd_name, help=COMMANDS[cmd_name])
+        return importlib.import_module(f"sdbench.cli.{cmd_name}").command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Finds the command; an unknown name is answered with the closest one."""
+        from difflib import get_close_matches
+
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.4)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint} Commands: {', '.join(COMMANDS)}.")
+        name = args[0]
+        return name, importlib.import_module(f"sdbench.cli.{name}").command, args[1:]
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="sdbench")
+def group() -> None:
+    """Do N:M pruned weights pay at decode time, on your own GPU and model?
+
+    \b
+    sdbench e2e --calib decode          the whole answer, in one table
+    sdbench kernels --pattern 2:4       the SpMV kernels alone
+    """
+
+
+def main() -> None:
+    """Entry point: turns errors meant for the user into one line on stderr and an exit code."""
+    try:
+        code = group.main(prog_name="sdbench", standalone_mode=False)
+        sys.stdout.flush()
+    except SdbenchError as error:
+        _fail(str(error), error.exit_code)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        _fail("interrupted; finished rows are kept, the same command with the same --output resumes", ExitCode.INTERRUPTED)
+    except click.exceptions.ClickException as error:
+        _fail(error.format_message().replace("\n", " "), error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.ERROR)
+    except Exception as error:
+        if os.environ.get("SDBENCH_DEBUG"):
+            raise
+        text = " ".join(str(error).split()) or "no message"
+        _fail(f"unexpected {type(error).__name__}: {text} (SDBENCH_DEBUG=1 shows where)", ExitCode.ERROR)
+    sys.exit(code if isinstance(code, int) else ExitCode.OK)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"sdbench: error: {message}", file=sys.stderr)
+    sys.exit(int(code))
