@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from difflib import get_close_matches
 from typing import Any
 
 import rich_click as click
@@ -27,19 +28,12 @@ class LazyGroup(click.RichGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports and returns one command; None for an unknown name."""
-        if cmd_name not in COMMANDS:
-            return None
-        if ctx.resilient_parsing or sys.argv[1:2] != [cmd_name]:
-            # The group's own help page needs the name and the line, not the options.
-            return click.RichCommand(cmd_name, help=COMMANDS[cmd_name])
-        return importlib.import_module(f"sdbench.cli.{cmd_name}").command
+        """A stand-in for the help page, which needs the name and the line but not the options; None for an unknown name."""
+        return click.RichCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Finds the command; an unknown name is answered with the closest one."""
-        from difflib import get_close_matches
-
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        """Imports the command that was called; an unknown name is answered with the closest one."""
+        if args[0] not in COMMANDS:
             close = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.4)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             ctx.fail(f"No such command {args[0]!r}.{hint} Commands: {', '.join(COMMANDS)}.")
