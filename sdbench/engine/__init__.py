@@ -1,0 +1,1 @@
+"""Generation: the explicit phases and the greedy token-by-token loop."""

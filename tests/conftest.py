@@ -1,0 +1,39 @@
+"""Tiny random models that every part's tests share."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
+
+torch.set_num_threads(1)
+
+# Wide random weights: with the usual 0.02 all logits are nearly equal, and argmax would hang on rounding.
+TINY = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": [2, 3],
+}
+
+
+def build(config: PretrainedConfig) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def tiny_qwen3() -> PreTrainedModel:
+    """Qwen3, 2 layers, hidden 64, q 128 and k/v 64 wide, tied embeddings, fp32 on the CPU."""
+    return build(Qwen3Config(**TINY, head_dim=32, tie_word_embeddings=True))
+
+
+@pytest.fixture
+def tiny_llama() -> PreTrainedModel:
+    """Llama, 2 layers, hidden 64, q 64 and k/v 32 wide, separate lm_head, fp32 on the CPU."""
+    return build(LlamaConfig(**TINY, head_dim=16, tie_word_embeddings=False))
