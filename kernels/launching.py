@@ -1,0 +1,49 @@
+"""What launchers share: which Triton back end is here, and sums that need a device's properties."""
+
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+
+def interpreted() -> bool:
+    """True where Triton runs kernels in its interpreter (``TRITON_INTERPRET=1`` before the first import)."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def can_run(needs: str, device: torch.device) -> str | None:
+    """Why a variant with these needs cannot run on the device, or None.
+
+    Args:
+        needs: ``Variant.needs``.
+        device: Where the operands live.
+    """
+    if needs == "torch":
+        return None
+    if device.type == "cuda":
+        return "needs an NVIDIA GPU" if needs == "nvidia" and torch.version.hip else None
+    if needs == "nvidia":
+        return "needs an NVIDIA GPU"
+    return None if interpreted() else "needs a GPU, or Triton's interpreter (TRITON_INTERPRET=1)"
+
+
+@cache
+def sm_count(device: torch.device) -> int:
+    """Streaming multiprocessors of a CUDA device; 1 elsewhere."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+_TRITON_TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+
+
+def pointer_type(dtype: torch.dtype) -> str:
+    """Triton's name of a pointer to a torch dtype, for compile-only checks."""
+    return "*" + _TRITON_TYPES[dtype]
+
+
+def require_contiguous(**tensors: Tensor) -> None:
+    """Raises ValueError naming a tensor that a launcher cannot take as it lies."""
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous")

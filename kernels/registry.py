@@ -1,0 +1,123 @@
+"""The registry of kernel variants: tests, timings, compile-only checks and the search iterate over it.
+
+A variant lives in a file of its own under ``kernels/<kernel>/`` and registers itself when that file is imported.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdbench.errors import SdbenchError, UsageError
+from sdbench.pattern import Pattern
+
+Config = Mapping[str, int]
+"""Launch parameters of one kernel, by their readable names."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a kernel is asked to multiply.
+
+    Attributes:
+        out_features: Rows of the weight.
+        in_features: Columns of the weight.
+        dtype: Dtype of the weight.
+        pattern: N:M of a packed weight; None for a dense one.
+        sm_count: Streaming multiprocessors of the device, for the choice of defaults.
+    """
+
+    out_features: int
+    in_features: int
+    dtype: torch.dtype
+    pattern: Pattern | None
+    sm_count: int
+
+
+@dataclass(frozen=True)
+class CompileSource:
+    """What ``triton.compile`` needs to compile a variant without a GPU.
+
+    Attributes:
+        function: The bare ``@triton.jit`` function.
+        signature: Argument name -> Triton type name.
+        constexprs: Argument name -> compile-time value.
+        num_warps: Warps a program.
+    """
+
+    function: Any
+    signature: dict[str, str]
+    constexprs: dict[str, Any]
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compute y = W x at batch 1.
+
+    Attributes:
+        kernel: ``"spmv"`` (the operand is a PackedWeight) or ``"dense"`` (a matrix ``[out, in]``).
+        name: Name within the kernel.
+        summary: One line for tables and docs.
+        launch: ``launch(operand, x, y, config)`` fills y ``[out]``; x is ``[in]``.
+        space: Configs to search for a problem; each must be valid, or its failure becomes a record.
+        default: Config without a search, from the shape and the SM count.
+        constraint: Why the variant cannot take a problem, or None.
+        needs: ``"torch"`` runs anywhere, ``"triton"`` on a GPU or in Triton's interpreter, ``"nvidia"`` on an NVIDIA GPU alone.
+        compile_source: For compile-only checks; None for variants without a kernel of ours.
+    """
+
+    kernel: str
+    name: str
+    summary: str
+    launch: Callable[[Any, Tensor, Tensor, Config], None]
+    space: Callable[[Problem], list[Config]]
+    default: Callable[[Problem], Config]
+    constraint: Callable[[Problem], str | None] = lambda problem: None
+    needs: str = "triton"
+    compile_source: Callable[[Problem, Config], CompileSource] | None = None
+
+
+_VARIANTS: dict[tuple[str, str], Variant] = {}
+
+
+def register(variant: Variant) -> Variant:
+    """Adds a variant; called at import by the variant's own file."""
+    key = (variant.kernel, variant.name)
+    if key in _VARIANTS:
+        raise SdbenchError(f"kernel variant {variant.kernel}/{variant.name} is registered twice")
+    _VARIANTS[key] = variant
+    return variant
+
+
+def variants(kernel: str) -> list[Variant]:
+    """Every variant of one kernel, by name."""
+    _load_all()
+    return [variant for key, variant in sorted(_VARIANTS.items()) if key[0] == kernel]
+
+
+def find(kernel: str, name: str) -> Variant:
+    """One variant by name.
+
+    Raises:
+        UsageError: No such variant, with the closest name.
+    """
+    names = [variant.name for variant in variants(kernel)]
+    if name not in names:
+        close = get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise UsageError(f"{kernel} variant {name!r} is unknown: {hint}known: {', '.join(names)}")
+    return _VARIANTS[kernel, name]
+
+
+def _load_all() -> None:
+    for folder in sorted(p for p in Path(__file__).parent.iterdir() if (p / "__init__.py").is_file()):
+        package = importlib.import_module(f"sdbench.kernels.{folder.name}")
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")

@@ -1,0 +1,62 @@
+"""The last step of a split-K product: partial sums of several programs become one y, always added in the same order."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def finish_rows(total, rows, inside, y_ptr, partial_ptr, arrived_ptr, OUT, splits, SPLIT: tl.constexpr):
+    """Writes y for a block of rows; with SPLIT, the program that arrives last adds every program's partial sums in split order.
+
+    Deterministic, since the order of the sum does not depend on the order of arrival. The counter is left at 0 for the next launch.
+
+    Args:
+        total: float32 sums of this program, one a row.
+        rows: Row indices.
+        inside: Which rows exist.
+        y_ptr: Output ``[out]``.
+        partial_ptr: float32 workspace ``[splits, out]``.
+        arrived_ptr: int32 counters, one a row block, 0 at launch.
+        OUT: Rows of the matrix.
+        splits: Programs along K.
+        SPLIT: Whether there is more than one.
+    """
+    if SPLIT:
+        tl.store(partial_ptr + tl.program_id(1) * OUT + rows, total, mask=inside)
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrived_ptr + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
+        if arrived == splits - 1:
+            y = tl.zeros_like(total)
+            for split in range(splits):
+                y += tl.load(partial_ptr + split * OUT + rows, mask=inside, other=0.0, cache_modifier=".cg")
+            tl.store(y_ptr + rows, y.to(y_ptr.dtype.element_ty), mask=inside)
+            tl.store(arrived_ptr + tl.program_id(0), 0)
+    else:
+        tl.store(y_ptr + rows, total.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+_WORKSPACES: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
+
+
+def workspace(device: torch.device, splits: int, out_features: int, row_blocks: int) -> tuple[Tensor, Tensor]:
+    """Partial sums and arrival counters of one launch, kept between launches (they are stream-ordered, and a graph needs fixed addresses).
+
+    Args:
+        device: Where the kernel runs.
+        splits: Programs along K.
+        out_features: Rows of the matrix.
+        row_blocks: Programs along the rows.
+
+    Returns:
+        float32 ``[>= splits * out]`` and int32 zeros ``[>= row_blocks]``.
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    partial, arrived = _WORKSPACES.get((device, stream), (None, None))
+    if partial is None or partial.numel() < splits * out_features:
+        partial = torch.empty(splits * out_features, dtype=torch.float32, device=device)
+    if arrived is None or arrived.numel() < row_blocks:
+        arrived = torch.zeros(row_blocks, dtype=torch.int32, device=device)
+    _WORKSPACES[device, stream] = partial, arrived
+    return partial, arrived

@@ -1,0 +1,239 @@
+"""SpMV with one matrix row a lane: 16-byte value loads, the next word's weights prefetched into registers.
+
+Each thread holds one (row, word) pair. A warp's lanes are neighbouring rows of the same word, so mask loads are 128 bytes a warp, value loads
+512 bytes in 16-byte pieces, and the gathers of x fall in one 32-element window. Only 1-D tiles appear, which keeps a single Triton layout.
+For 16-bit weights and patterns whose word holds 8, 16 or 24 values (1:4, 2:4, 3:4, 4:8, 8:16, 16:32 and the like).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sdbench.kernels.launching import interpreted, pointer_type
+from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
+from sdbench.kernels.spmv.bits import gather, take_highest
+from sdbench.kernels.spmv.finish import finish_rows, workspace
+from sdbench.packing import PackedWeight
+from sdbench.pattern import WORD
+
+_CHUNK = 8
+
+
+@triton.jit
+def _widen(pair, HIGH: tl.constexpr, BF16: tl.constexpr):
+    """One 16-bit value of a 32-bit pair as float32; a bf16's bits are a float32's upper half."""
+    if BF16:
+        if HIGH:
+            bits = pair & -65536
+        else:
+            bits = pair << 16
+        value = bits.to(tl.float32, bitcast=True)
+    else:
+        if HIGH:
+            half = (pair >> 16).to(tl.int16)
+        else:
+            half = pair.to(tl.int16)
+        value = half.to(tl.float16, bitcast=True).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _add_four(even, odd, mask, quad, x_ptr, limit, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr):
+    """Adds four packed values (one int64) times their x; returns the sums and the bits that are left."""
+    low = quad.to(tl.int32)
+    high = (quad >> 32).to(tl.int32)
+    position, mask = take_highest(mask, NVIDIA)
+    even += _widen(low, False, BF16) * gather(x_ptr, position, limit, GUARD)
+    position, mask = take_highest(mask, NVIDIA)
+    odd += _widen(low, True, BF16) * gather(x_ptr, position, limit, GUARD)
+    position, mask = take_highest(mask, NVIDIA)
+    even += _widen(high, False, BF16) * gather(x_ptr, position, limit, GUARD)
+    position, mask = take_highest(mask, NVIDIA)
+    odd += _widen(high, True, BF16) * gather(x_ptr, position, limit, GUARD)
+    return even, odd, mask
+
+
+@triton.jit
+def _add_chunk(even, odd, mask, chunk, x_ptr, limit, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr):
+    """Adds eight packed values (two int64 a lane)."""
+    first, second = tl.split(chunk)
+    even, odd, mask = _add_four(even, odd, mask, first, x_ptr, limit, BF16, NVIDIA, GUARD)
+    return _add_four(even, odd, mask, second, x_ptr, limit, BF16, NVIDIA, GUARD)
+
+
+@triton.jit
+def _load_chunk(pointer, live, GUARD: tl.constexpr):
+    """Sixteen bytes a lane; weights are read once, so they leave the cache first."""
+    if GUARD:
+        chunk = tl.load(pointer, mask=live[:, None], other=0, eviction_policy="evict_first")
+    else:
+        chunk = tl.load(pointer, eviction_policy="evict_first")
+    return chunk
+
+
+@triton.jit
+def _load_word(mask_ptr, value_ptr, stride, live, CHUNKS: tl.constexpr, GUARD: tl.constexpr):
+    """The mask word of each lane and its one to three chunks; chunks past CHUNKS repeat the last one and are never used."""
+    if GUARD:
+        mask = tl.load(mask_ptr, mask=live, other=0, eviction_policy="evict_first")
+    else:
+        mask = tl.load(mask_ptr, eviction_policy="evict_first")
+    a = _load_chunk(value_ptr, live, GUARD)
+    b = a
+    c = a
+    if CHUNKS > 1:
+        b = _load_chunk(value_ptr + stride, live, GUARD)
+    if CHUNKS > 2:
+        c = _load_chunk(value_ptr + 2 * stride, live, GUARD)
+    return mask.to(tl.uint32, bitcast=True), a, b, c
+
+
+@triton.jit
+def _add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr):
+    even, odd, mask = _add_chunk(even, odd, mask, a, x_ptr, limit, BF16, NVIDIA, GUARD)
+    if CHUNKS > 1:
+        even, odd, mask = _add_chunk(even, odd, mask, b, x_ptr, limit, BF16, NVIDIA, GUARD)
+    if CHUNKS > 2:
+        even, odd, mask = _add_chunk(even, odd, mask, c, x_ptr, limit, BF16, NVIDIA, GUARD)
+    return even, odd
+
+
+@triton.jit
+def lane_row_kernel(
+    mask_ptr, values_ptr, x_ptr, y_ptr, partial_ptr, arrived_ptr,
+    OUT, in_features, words, words_per_split, splits,
+    CHUNKS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, SPLIT: tl.constexpr,
+    BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr,
+):  # fmt: skip
+    """y = W x over a grid (row blocks, splits); a program walks its split's words, BLOCK_WORDS at a time."""
+    lane = tl.arange(0, BLOCK_OUT * BLOCK_WORDS)
+    row = tl.program_id(0) * BLOCK_OUT + lane % BLOCK_OUT
+    first = tl.program_id(1) * words_per_split
+    end = tl.minimum(first + words_per_split, words)
+    word = first + lane // BLOCK_OUT
+    # 64-bit from here on: words * OUT * 16 passes 2**31 on large matrices.
+    wide = word.to(tl.int64)
+    mask_ptr += wide * OUT + row
+    value_ptr = (values_ptr + (wide * CHUNKS * OUT + row) * 2)[:, None] + tl.arange(0, 2)[None, :]
+    x_ptr += wide * 32
+    stride = tl.cast(OUT, tl.int64) * 2
+    live = (word < end) & (row < OUT)
+    even = tl.zeros([BLOCK_OUT * BLOCK_WORDS], tl.float32)
+    odd = tl.zeros([BLOCK_OUT * BLOCK_WORDS], tl.float32)
+    mask, a, b, c = _load_word(mask_ptr, value_ptr, stride, live, CHUNKS, GUARD)
+    for _ in range(1, tl.cdiv(words_per_split, BLOCK_WORDS)):
+        # The next word's weights are on their way while the current one is decoded: the largest single gain of this kernel.
+        mask_ptr += BLOCK_WORDS * stride // 2
+        value_ptr += BLOCK_WORDS * CHUNKS * stride
+        next_live = (word + BLOCK_WORDS < end) & (row < OUT)
+        next_mask, next_a, next_b, next_c = _load_word(mask_ptr, value_ptr, stride, next_live, CHUNKS, GUARD)
+        limit = tl.where(live, in_features - word * 32, 0).to(tl.uint32)
+        even, odd = _add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS, BF16, NVIDIA, GUARD)
+        x_ptr += BLOCK_WORDS * 32
+        word += BLOCK_WORDS
+        live = next_live
+        mask, a, b, c = next_mask, next_a, next_b, next_c
+    limit = tl.where(live, in_features - word * 32, 0).to(tl.uint32)
+    even, odd = _add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS, BF16, NVIDIA, GUARD)
+    total = tl.sum(tl.reshape(even + odd, [BLOCK_WORDS, BLOCK_OUT]), 0)
+    rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    finish_rows(total, rows, rows < OUT, y_ptr, partial_ptr, arrived_ptr, OUT, splits, SPLIT)
+
+
+def _constexprs(problem: Problem, config: Config, nvidia: bool) -> dict[str, int | bool]:
+    words = -(-problem.in_features // WORD)
+    even = problem.in_features % WORD == 0 and problem.out_features % config["block_out"] == 0
+    assert problem.pattern is not None
+    return {
+        "CHUNKS": problem.pattern.kept_per_word // _CHUNK,
+        "BLOCK_OUT": config["block_out"],
+        "BLOCK_WORDS": config["block_words"],
+        "SPLIT": config["splits"] > 1,
+        "BF16": problem.dtype == torch.bfloat16,
+        "NVIDIA": nvidia,
+        "GUARD": not (even and words % (config["splits"] * config["block_words"]) == 0),
+    }
+
+
+def _num_warps(config: Config) -> int:
+    return max(1, config["block_out"] * config["block_words"] // 32)
+
+
+def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> None:
+    """Fills y ``[out]`` = W x.
+
+    Args:
+        packed: W ``[out, in]``, 16-bit values, S in {8, 16, 24}.
+        x: ``[in]``, contiguous, any float dtype.
+        y: ``[out]``, contiguous.
+        config: ``block_out`` rows and ``block_words`` mask words a program (powers of two; a thread a pair), ``splits`` of K.
+    """
+    problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1)
+    row_blocks = triton.cdiv(packed.out_features, config["block_out"])
+    partial, arrived = workspace(x.device, config["splits"], packed.out_features, row_blocks) if config["splits"] > 1 else (y, y)
+    lane_row_kernel[row_blocks, config["splits"]](
+        packed.mask_words, packed.values.view(torch.int64), x, y, partial, arrived,
+        packed.out_features, packed.in_features, packed.words, triton.cdiv(packed.words, config["splits"]), config["splits"],
+        **_constexprs(problem, config, nvidia=not interpreted() and torch.version.hip is None),
+        num_warps=_num_warps(config),
+    )  # fmt: skip
+
+
+def constraint(problem: Problem) -> str | None:
+    """Why the 16-byte chunks do not fit a problem."""
+    assert problem.pattern is not None
+    if problem.dtype.itemsize != 2:
+        return f"takes 16-bit weights, not {problem.dtype}"
+    if problem.pattern.kept_per_word not in (8, 16, 24):
+        return f"takes 8, 16 or 24 values a mask word; pattern {problem.pattern} has {problem.pattern.kept_per_word}"
+    return None
+
+
+_SPLITS = (1, 2, 3, 4, 5, 8, 10, 16, 19, 32)
+
+
+def space(problem: Problem) -> list[Config]:
+    """Block sizes and splits that give the device a sensible number of warps, each with at least two words a thread."""
+    words = -(-problem.in_features // WORD)
+    configs: list[Config] = []
+    for block_out in (16, 32, 64):
+        for block_words in (2, 4, 8, 16, 32):
+            for splits in _SPLITS:
+                warps = triton.cdiv(problem.out_features, block_out) * splits * block_out * block_words / 32
+                per_thread = words / (splits * block_words)
+                threads = block_out * block_words
+                if 32 <= threads <= 1024 and per_thread >= 2 and 6 <= warps / problem.sm_count <= 48:
+                    configs.append({"block_out": block_out, "block_words": block_words, "splits": splits})
+    return configs or [default(problem)]
+
+
+def default(problem: Problem) -> Config:
+    """About 16 warps an SM without a search: whole rows where there are enough of them, more words a program where not."""
+    words = -(-problem.in_features // WORD)
+    row_blocks = triton.cdiv(problem.out_features, 32)
+    wanted = max(1, round(16 * problem.sm_count / row_blocks))
+    block_words = min(16, triton.next_power_of_2(wanted), max(1, triton.next_power_of_2(words) // 2))
+    splits = max(1, min(wanted // block_words, words // (2 * block_words)))
+    return {"block_out": 32, "block_words": block_words, "splits": splits}
+
+
+def compile_source(problem: Problem, config: Config) -> CompileSource:
+    """For a compile-only check with bf16 x and float32 y."""
+    integers = dict.fromkeys(("OUT", "in_features", "words", "words_per_split", "splits"), "i32")
+    pointers = {"mask_ptr": "*i32", "values_ptr": "*i64", "x_ptr": pointer_type(torch.bfloat16), "y_ptr": "*fp32", "partial_ptr": "*fp32", "arrived_ptr": "*i32"}
+    return CompileSource(lane_row_kernel, pointers | integers, _constexprs(problem, config, nvidia=True), _num_warps(config))
+
+
+register(
+    Variant(
+        kernel="spmv",
+        name="lane_row",
+        summary="a row a lane, 16-byte value loads, next word prefetched; bit scan in two instructions on NVIDIA",
+        launch=launch,
+        space=space,
+        default=default,
+        constraint=constraint,
+        compile_source=compile_source,
+    )
+)

@@ -1,0 +1,108 @@
+"""SpMV with one matrix row a lane and one plain load a value: any pattern, any dtype, any Triton back end."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sdbench.kernels.launching import pointer_type
+from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
+from sdbench.kernels.spmv.bits import gather, take_highest
+from sdbench.kernels.spmv.finish import finish_rows, workspace
+from sdbench.packing import PackedWeight, chunk_length
+from sdbench.pattern import WORD
+
+
+@triton.jit
+def portable_kernel(
+    mask_ptr, values_ptr, x_ptr, y_ptr, partial_ptr, arrived_ptr,
+    OUT, in_features, words, words_per_split, splits,
+    KEPT: tl.constexpr, CHUNK: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """y = W x over a grid (row blocks, splits); a program walks its split's words, BLOCK_WORDS at a time."""
+    lane = tl.arange(0, BLOCK_OUT * BLOCK_WORDS)
+    row = tl.program_id(0) * BLOCK_OUT + lane % BLOCK_OUT
+    first = tl.program_id(1) * words_per_split
+    end = tl.minimum(first + words_per_split, words)
+    total = tl.zeros([BLOCK_OUT * BLOCK_WORDS], tl.float32)
+    for start in range(0, words_per_split, BLOCK_WORDS):
+        word = first + start + lane // BLOCK_OUT
+        live = (word < end) & (row < OUT)
+        # 64-bit: words * OUT * KEPT passes 2**31 on large matrices.
+        wide = word.to(tl.int64)
+        mask = tl.load(mask_ptr + wide * OUT + row, mask=live, other=0, eviction_policy="evict_first").to(tl.uint32, bitcast=True)
+        limit = tl.where(live, in_features - word * 32, 0).to(tl.uint32)
+        value_ptr = values_ptr + (wide * (KEPT // CHUNK) * OUT + row) * CHUNK
+        for k in tl.static_range(KEPT):
+            value = tl.load(value_ptr + (k // CHUNK) * tl.cast(OUT, tl.int64) * CHUNK + k % CHUNK, mask=live, other=0.0)
+            position, mask = take_highest(mask, False)
+            total += value.to(tl.float32) * gather(x_ptr + wide * 32, position, limit, True)
+    total = tl.sum(tl.reshape(total, [BLOCK_WORDS, BLOCK_OUT]), 0)
+    rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    finish_rows(total, rows, rows < OUT, y_ptr, partial_ptr, arrived_ptr, OUT, splits, SPLIT)
+
+
+def _constexprs(problem: Problem, config: Config) -> dict[str, int | bool]:
+    assert problem.pattern is not None
+    return {
+        "KEPT": problem.pattern.kept_per_word,
+        "CHUNK": chunk_length(problem.pattern.kept_per_word, problem.dtype),
+        "BLOCK_OUT": config["block_out"],
+        "BLOCK_WORDS": config["block_words"],
+        "SPLIT": config["splits"] > 1,
+    }
+
+
+def _num_warps(config: Config) -> int:
+    return max(1, config["block_out"] * config["block_words"] // 32)
+
+
+def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> None:
+    """Fills y ``[out]`` = W x.
+
+    Args:
+        packed: W ``[out, in]``, any pattern, bf16, fp16 or fp32.
+        x: ``[in]``, contiguous, any float dtype.
+        y: ``[out]``, contiguous.
+        config: ``block_out`` rows and ``block_words`` mask words a program (powers of two), ``splits`` of K.
+    """
+    problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1)
+    row_blocks = triton.cdiv(packed.out_features, config["block_out"])
+    partial, arrived = workspace(x.device, config["splits"], packed.out_features, row_blocks) if config["splits"] > 1 else (y, y)
+    portable_kernel[row_blocks, config["splits"]](
+        packed.mask_words, packed.values, x, y, partial, arrived,
+        packed.out_features, packed.in_features, packed.words, triton.cdiv(packed.words, config["splits"]), config["splits"],
+        **_constexprs(problem, config), num_warps=_num_warps(config),
+    )  # fmt: skip
+
+
+def space(problem: Problem) -> list[Config]:
+    """A few block sizes; this variant is for reach, not for speed."""
+    return [{"block_out": 32, "block_words": block_words, "splits": splits} for block_words in (4, 8) for splits in (1, 4)]
+
+
+def default(problem: Problem) -> Config:
+    """Splits K where there are few rows."""
+    words = -(-problem.in_features // WORD)
+    row_blocks = triton.cdiv(problem.out_features, 32)
+    return {"block_out": 32, "block_words": 4, "splits": max(1, min(words // 8, round(4 * problem.sm_count / row_blocks)))}
+
+
+def compile_source(problem: Problem, config: Config) -> CompileSource:
+    """For a compile-only check with bf16 x and float32 y."""
+    integers = dict.fromkeys(("OUT", "in_features", "words", "words_per_split", "splits"), "i32")
+    pointers = {"mask_ptr": "*i32", "values_ptr": pointer_type(problem.dtype), "x_ptr": pointer_type(torch.bfloat16), "y_ptr": "*fp32", "partial_ptr": "*fp32", "arrived_ptr": "*i32"}
+    return CompileSource(portable_kernel, pointers | integers, _constexprs(problem, config), _num_warps(config))
+
+
+register(
+    Variant(
+        kernel="spmv",
+        name="portable",
+        summary="a row a lane, a plain load a value, bit scan by arithmetic; any pattern, dtype and back end",
+        launch=launch,
+        space=space,
+        default=default,
+        compile_source=compile_source,
+    )
+)

@@ -1,0 +1,258 @@
+"""Packed N:M weights: the form that kernels read and the form that checkpoints store.
+
+Kernel form (built at load, on the device). One 32-bit mask word stands for 32 columns and S = 32*N/M kept values; a lane is a row:
+
+* ``mask_words`` int32 ``[in/32, out]``: bit b of word w set where column 32*w + b is kept;
+* ``values`` ``[in/32, S/C, out, C]``: the kept values of one word in *descending* column order, C of them (at most 16 bytes) side by side.
+
+Storage form (safetensors), the bitmask layout of the old 2:4 checkpoints generalised to N:M: see :class:`StoredWeight`.
+
+A width that is a multiple of M but not of 32 is padded with whole groups: their first N columns count as kept and hold 0, so that every
+word has S values; kernels never read x there.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sdbench.errors import CheckFailed, SdbenchError
+from sdbench.pattern import WORD, Pattern
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_VECTOR_BYTES = 16
+
+
+def chunk_length(kept_per_word: int, dtype: torch.dtype) -> int:
+    """Values that lie side by side for one row: the largest power of two that divides S and fits 16 bytes.
+
+    Args:
+        kept_per_word: S, values of one mask word.
+        dtype: The weight's dtype.
+    """
+    length = _VECTOR_BYTES // dtype.itemsize
+    while kept_per_word % length:
+        length //= 2
+    return length
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """One packed weight as a checkpoint holds it.
+
+    Attributes:
+        compressed: ``[out, in*N/M]`` in the weight's dtype, kept values in ascending column order.
+        bitmask: uint8 ``[out, ceil(in/8)]``, little-endian bits as ``numpy.packbits(..., bitorder="little")`` writes them.
+        shape: int64 ``[2, 1]``: out_features, in_features.
+    """
+
+    compressed: Tensor
+    bitmask: Tensor
+    shape: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """An N:M weight in kernel form; make one with :func:`pack` or :meth:`from_stored`.
+
+    Attributes:
+        pattern: N kept of M along in_features.
+        out_features: Rows of the dense matrix.
+        in_features: Columns of the dense matrix, without padding.
+        mask_words: int32 ``[words, out]``, words = ceil(in/32).
+        values: bf16, fp16 or fp32 ``[words, S/C, out, C]``, descending columns.
+    """
+
+    pattern: Pattern
+    out_features: int
+    in_features: int
+    mask_words: Tensor
+    values: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(out_features, in_features)`` of the dense matrix."""
+        return self.out_features, self.in_features
+
+    @property
+    def words(self) -> int:
+        """Mask words along a row, the padded tail included."""
+        return self.mask_words.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the values."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors live."""
+        return self.values.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the mask and the values: what one product reads of the weight."""
+        return self.mask_words.nbytes + self.values.nbytes
+
+    def to(self, device: torch.device | str) -> "PackedWeight":
+        """The same weight on another device."""
+        return PackedWeight(self.pattern, *self.shape, self.mask_words.to(device), self.values.to(device))
+
+    def clone(self) -> "PackedWeight":
+        """A copy in memory of its own (cold-cache timing rotates over copies)."""
+        return PackedWeight(self.pattern, *self.shape, self.mask_words.clone(), self.values.clone())
+
+    def bits(self) -> Tensor:
+        """Keep bits with the padding: bool ``[words, out, 32]``."""
+        lanes = torch.arange(WORD, device=self.device, dtype=torch.int32)
+        return ((self.mask_words[..., None] >> lanes) & 1).bool()
+
+    def keep(self) -> Tensor:
+        """The stored keep mask: bool ``[out, in]``."""
+        return _rows_first(self.bits())[:, : self.in_features].contiguous()
+
+    def ascending_values(self) -> Tensor:
+        """Kept values with the padding, ascending columns: ``[words, out, S]``."""
+        flat = self.values.permute(0, 2, 1, 3).reshape(self.words, self.out_features, self.pattern.kept_per_word)
+        return flat.flip(-1)
+
+    def unpack(self) -> Tensor:
+        """The dense pruned matrix ``[out, in]``, bit for bit as it was packed."""
+        dense = torch.zeros(self.words, self.out_features, WORD, dtype=self.dtype, device=self.device)
+        dense.masked_scatter_(self.bits(), self.ascending_values())
+        return _rows_first(dense)[:, : self.in_features].contiguous()
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """Column of every value, laid out as ``values``: int32; columns of the padding are clamped to 0 (their value is 0)."""
+        lanes = self.bits().nonzero()[:, 2].view(self.words, self.out_features, -1).flip(-1).int()
+        columns = lanes + torch.arange(self.words, device=self.device, dtype=torch.int32)[:, None, None] * WORD
+        columns = torch.where(columns < self.in_features, columns, 0)
+        chunks, length = self.values.shape[1], self.values.shape[3]
+        return columns.view(self.words, self.out_features, chunks, length).permute(0, 2, 1, 3).contiguous()
+
+    def to_stored(self) -> StoredWeight:
+        """The storage form, on the CPU."""
+        keep = self.keep().cpu()
+        bitmask = torch.from_numpy(np.packbits(keep.numpy(), axis=-1, bitorder="little"))
+        compressed = self.unpack().cpu()[keep].view(self.out_features, -1)
+        return StoredWeight(compressed, bitmask, torch.tensor([[self.out_features], [self.in_features]]))
+
+    @classmethod
+    def from_stored(cls, stored: StoredWeight, pattern: Pattern, device: torch.device | str = "cpu", layer: str = "weight") -> "PackedWeight":
+        """Builds the kernel form; the bitmask is trusted for where, never the values.
+
+        Args:
+            stored: The three tensors of the storage form.
+            pattern: The pattern that the checkpoint names.
+            device: Where to build.
+            layer: Name for messages.
+
+        Raises:
+            CheckFailed: Sizes do not agree with one another, or the mask does not keep exactly N of every M.
+        """
+        out_features, in_features = (int(n) for n in stored.shape.flatten())
+        wanted = {
+            "bitmask": (stored.bitmask, (out_features, -(-in_features // 8))),
+            "compressed": (stored.compressed, (out_features, in_features * pattern.keep // pattern.group)),
+        }
+        for name, (tensor, shape) in wanted.items():
+            if tuple(tensor.shape) != shape:
+                raise CheckFailed(f"layer {layer}: {name} is {tuple(tensor.shape)}, but shape and pattern {pattern} ask for {shape}")
+        bits = np.unpackbits(stored.bitmask.cpu().numpy(), axis=-1, count=in_features, bitorder="little")
+        keep = torch.from_numpy(bits).bool().to(device)
+        require_exact(keep, pattern, layer)
+        dense = torch.zeros(out_features, in_features, dtype=stored.compressed.dtype, device=device)
+        dense.masked_scatter_(keep, stored.compressed.to(device))
+        return pack(dense, keep, pattern, layer)
+
+
+def pack(weight: Tensor, keep: Tensor, pattern: Pattern, layer: str = "weight") -> PackedWeight:
+    """Packs a weight under a keep mask; values outside the mask are dropped whatever they are.
+
+    Args:
+        weight: ``[out, in]``, bf16, fp16 or fp32. A kept weight may be 0.0.
+        keep: bool ``[out, in]``, exactly N true in every group of M.
+        pattern: N kept of M.
+        layer: Name for messages.
+
+    Returns:
+        The kernel form, on the weight's device.
+
+    Raises:
+        UsageError: ``in`` is not a multiple of M.
+        CheckFailed: The mask does not keep exactly N of every M.
+        SdbenchError: Another dtype or shape, or a kept weight that is NaN or Inf.
+    """
+    if weight.dim() != 2 or keep.shape != weight.shape or keep.dtype != torch.bool:
+        raise SdbenchError(f"layer {layer}: pack needs a 2-D weight and a bool mask of its shape, not {tuple(weight.shape)} and {keep.dtype} {tuple(keep.shape)}")
+    if weight.dtype not in DTYPES:
+        raise SdbenchError(f"layer {layer}: dtype {weight.dtype} has no packed form; use bf16, fp16 or fp32")
+    out_features, in_features = weight.shape
+    pattern.require_width(in_features, layer)
+    require_exact(keep, pattern, layer)
+    require_finite(torch.where(keep, weight, 0), layer)
+
+    padding = -in_features % WORD
+    if padding:
+        group = (torch.arange(pattern.group, device=keep.device) < pattern.keep).repeat(padding // pattern.group)
+        keep = torch.cat([keep, group.expand(out_features, -1)], 1)
+        weight = torch.cat([weight, weight.new_zeros(out_features, padding)], 1)
+    words = weight.shape[1] // WORD
+    bits = keep.view(out_features, words, WORD).transpose(0, 1)
+    lanes = torch.arange(WORD, device=keep.device, dtype=torch.int64)
+    # Summed as int64 and wrapped by the narrowing cast, since bit 31 is the sign of an int32.
+    mask_words = (bits.long() << lanes).sum(-1).to(torch.int32).contiguous()
+
+    kept = pattern.kept_per_word
+    length = chunk_length(kept, weight.dtype)
+    ascending = weight.view(out_features, words, WORD).transpose(0, 1)[bits].view(words, out_features, kept)
+    values = ascending.flip(-1).view(words, out_features, kept // length, length).permute(0, 2, 1, 3).contiguous()
+    return PackedWeight(pattern, out_features, in_features, mask_words, values)
+
+
+def require_exact(keep: Tensor, pattern: Pattern, layer: str = "weight") -> None:
+    """Refuses a mask that does not keep exactly N of every M.
+
+    Args:
+        keep: bool ``[out, in]``, in a multiple of M.
+        pattern: N kept of M.
+        layer: Name for the message.
+
+    Raises:
+        UsageError: The width is not a multiple of M.
+        CheckFailed: Names the first group that is wrong.
+    """
+    pattern.require_width(keep.shape[1], layer)
+    counts = keep.view(keep.shape[0], -1, pattern.group).sum(-1)
+    wrong = counts != pattern.keep
+    if wrong.any():
+        row, group = (int(n) for n in wrong.nonzero()[0])
+        raise CheckFailed(
+            f"layer {layer}: row {row}, columns {group * pattern.group} to {(group + 1) * pattern.group - 1} keep {int(counts[row, group])} "
+            f"weights, pattern {pattern} keeps exactly {pattern.keep} ({int(wrong.sum())} such groups)"
+        )
+
+
+def require_finite(tensor: Tensor, layer: str, what: str = "weight") -> None:
+    """Refuses NaN and Inf.
+
+    Args:
+        tensor: Any shape.
+        layer: Name for the message.
+        what: What the tensor is, for the message.
+
+    Raises:
+        SdbenchError: Names the layer and the first bad index.
+    """
+    bad = ~torch.isfinite(tensor)
+    if bad.any():
+        index = tuple(int(n) for n in bad.nonzero()[0])
+        raise SdbenchError(f"layer {layer}: {what} at index {list(index)} is {tensor[index].item()} ({int(bad.sum())} such); the model file is damaged or the run diverged")
+
+
+def _rows_first(tiles: Tensor) -> Tensor:
+    """``[words, out, 32]`` -> ``[out, words*32]``."""
+    return tiles.transpose(0, 1).reshape(tiles.shape[1], -1)

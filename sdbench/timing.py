@@ -1,0 +1,129 @@
+"""Timing: warm-up apart, the device's completion included, medians with their spread, and no figure where there is none."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+L2_TIMES = 4
+"""Weight copies in a cold-cache timing exceed the L2 this many times."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Median and spread of one quantity.
+
+    Attributes:
+        p20: 20th percentile.
+        p50: Median.
+        p80: 80th percentile.
+    """
+
+    p20: float
+    p50: float
+    p80: float
+
+    def as_dict(self) -> dict[str, float]:
+        """``{"p20", "p50", "p80"}``."""
+        return asdict(self)
+
+
+def summarise(samples: Sequence[float]) -> Times | None:
+    """Percentiles of the samples.
+
+    Args:
+        samples: Times in any one unit; samples that are not finite and positive are discarded.
+
+    Returns:
+        None where no sample is left: no figure, never 0.
+    """
+    good = [s for s in samples if np.isfinite(s) and s > 0]
+    if not good:
+        return None
+    return Times(*(float(p) for p in np.percentile(good, [20, 50, 80])))
+
+
+def measure(
+    call: Callable[[], object],
+    *,
+    repeats: int,
+    warmup: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+    synchronize: Callable[[], None] = lambda: None,
+) -> Times | None:
+    """Times a call by a host clock, in the clock's unit.
+
+    Args:
+        call: What to time.
+        repeats: Timed calls.
+        warmup: Calls before them, never timed (compilation, tuning, capture).
+        clock: Host clock.
+        synchronize: Waits until the device has finished; called before each reading of the clock.
+    """
+    for _ in range(warmup):
+        call()
+    samples = []
+    for _ in range(repeats):
+        synchronize()
+        start = clock()
+        call()
+        synchronize()
+        samples.append(clock() - start)
+    return summarise(samples)
+
+
+def graph_times(calls: Sequence[Callable[[], object]], *, replays: int = 20) -> Times | None:
+    """Microseconds a call, all calls captured in order in one CUDA graph, so that launch overhead on the host is out.
+
+    Each call should read a weight copy of its own, enough of them to exceed the L2 (see :func:`copies_needed`).
+
+    Args:
+        calls: Callables that launch on the current stream and have been run before (compiled).
+        replays: Timed replays; one more before them is not timed.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for call in calls:
+            call()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    samples = []
+    for replay in range(replays + 1):
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if replay:
+            samples.append(start.elapsed_time(end) * 1e3 / len(calls))
+    return summarise(samples)
+
+
+def copies_needed(nbytes: int, device: torch.device, least: int = 8) -> int:
+    """Weight copies of ``nbytes`` that together exceed the device's L2 several times.
+
+    Args:
+        nbytes: Bytes that one call reads.
+        device: A CUDA device.
+        least: Lower bound, so that a graph holds enough calls to time.
+    """
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    return max(least, -(-L2_TIMES * l2_bytes // nbytes))
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """Relative Frobenius error ``|got - want| / |want|`` in float64; NaN or Inf where the output holds one.
+
+    Args:
+        got: The output under test, any float dtype.
+        want: The float64 reference of the same shape, not zero.
+    """
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+def within(error: float, tolerance: float) -> bool:
+    """True only for a finite error up to the tolerance: NaN never passes."""
+    return bool(np.isfinite(error)) and error <= tolerance
