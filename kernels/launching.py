@@ -4,7 +4,6 @@ from functools import cache
 
 import torch
 import triton
-from torch import Tensor
 
 
 def interpreted() -> bool:
@@ -40,10 +39,3 @@ _TRITON_TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "
 def pointer_type(dtype: torch.dtype) -> str:
     """Triton's name of a pointer to a torch dtype, for compile-only checks."""
     return "*" + _TRITON_TYPES[dtype]
-
-
-def require_contiguous(**tensors: Tensor) -> None:
-    """Raises ValueError naming a tensor that a launcher cannot take as it lies."""
-    for name, tensor in tensors.items():
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name} must be contiguous")

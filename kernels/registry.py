@@ -65,7 +65,7 @@ class Variant:
         kernel: ``"spmv"`` (the operand is a PackedWeight) or ``"dense"`` (a matrix ``[out, in]``).
         name: Name within the kernel.
         summary: One line for tables and docs.
-        launch: ``launch(operand, x, y, config)`` fills y ``[out]``; x is ``[in]``.
+        launch: ``launch(operand, x, y, config)`` computes W x for x ``[in]`` and returns it, ``[out]``: in y, where the variant can.
         space: Configs to search for a problem; each must be valid, or its failure becomes a record.
         default: Config without a search, from the shape and the SM count.
         constraint: Why the variant cannot take a problem, or None.
@@ -76,7 +76,7 @@ class Variant:
     kernel: str
     name: str
     summary: str
-    launch: Callable[[Any, Tensor, Tensor, Config], None]
+    launch: Callable[[Any, Tensor, Tensor, Config], Tensor]
     space: Callable[[Problem], list[Config]]
     default: Callable[[Problem], Config]
     constraint: Callable[[Problem], str | None] = lambda problem: None

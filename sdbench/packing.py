@@ -11,6 +11,7 @@ A width that is a multiple of M but not of 32 is padded with whole groups: their
 word has S values; kernels never read x there.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,6 +24,7 @@ from sdbench.pattern import WORD, Pattern
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _VECTOR_BYTES = 16
+_BLOCK_ELEMENTS = 1 << 26
 
 
 def chunk_length(kept_per_word: int, dtype: torch.dtype) -> int:
@@ -104,34 +106,39 @@ class PackedWeight:
         """A copy in memory of its own (cold-cache timing rotates over copies)."""
         return PackedWeight(self.pattern, *self.shape, self.mask_words.clone(), self.values.clone())
 
-    def bits(self) -> Tensor:
-        """Keep bits with the padding: bool ``[words, out, 32]``."""
-        lanes = torch.arange(WORD, device=self.device, dtype=torch.int32)
-        return ((self.mask_words[..., None] >> lanes) & 1).bool()
-
     def keep(self) -> Tensor:
         """The stored keep mask: bool ``[out, in]``."""
-        return _rows_first(self.bits())[:, : self.in_features].contiguous()
-
-    def ascending_values(self) -> Tensor:
-        """Kept values with the padding, ascending columns: ``[words, out, S]``."""
-        flat = self.values.permute(0, 2, 1, 3).reshape(self.words, self.out_features, self.pattern.kept_per_word)
-        return flat.flip(-1)
+        keep = torch.empty(self.shape, dtype=torch.bool, device=self.device)
+        for rows in _row_blocks(*self.shape):
+            keep[rows] = _rows_first(self._bits(rows))[:, : self.in_features]
+        return keep
 
     def unpack(self) -> Tensor:
         """The dense pruned matrix ``[out, in]``, bit for bit as it was packed."""
-        dense = torch.zeros(self.words, self.out_features, WORD, dtype=self.dtype, device=self.device)
-        dense.masked_scatter_(self.bits(), self.ascending_values())
-        return _rows_first(dense)[:, : self.in_features].contiguous()
+        dense = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        for rows in _row_blocks(*self.shape):
+            bits = self._bits(rows)
+            ascending = self.values[:, :, rows].transpose(1, 2).reshape(*bits.shape[:2], -1).flip(-1)
+            tiles = torch.zeros(bits.shape, dtype=self.dtype, device=self.device).masked_scatter_(bits, ascending)
+            dense[rows] = _rows_first(tiles)[:, : self.in_features]
+        return dense
 
     @cached_property
     def columns(self) -> Tensor:
         """Column of every value, laid out as ``values``: int32; columns of the padding are clamped to 0 (their value is 0)."""
-        lanes = self.bits().nonzero()[:, 2].view(self.words, self.out_features, -1).flip(-1).int()
-        columns = lanes + torch.arange(self.words, device=self.device, dtype=torch.int32)[:, None, None] * WORD
-        columns = torch.where(columns < self.in_features, columns, 0)
         chunks, length = self.values.shape[1], self.values.shape[3]
-        return columns.view(self.words, self.out_features, chunks, length).permute(0, 2, 1, 3).contiguous()
+        columns = torch.empty(self.values.shape, dtype=torch.int32, device=self.device)
+        first = torch.arange(self.words, device=self.device, dtype=torch.int32)[:, None, None] * WORD
+        for rows in _row_blocks(*self.shape):
+            bits = self._bits(rows)
+            block = bits.nonzero()[:, 2].view(*bits.shape[:2], -1).flip(-1).int() + first
+            columns[:, :, rows] = block.view(*bits.shape[:2], chunks, length).transpose(1, 2)
+        return columns.masked_fill_(columns >= self.in_features, 0)
+
+    def _bits(self, rows: slice) -> Tensor:
+        """Keep bits with the padding: bool ``[words, rows, 32]``."""
+        lanes = torch.arange(WORD, device=self.device, dtype=torch.int32)
+        return ((self.mask_words[:, rows, None] >> lanes) & 1).bool()
 
     def to_stored(self) -> StoredWeight:
         """The storage form, on the CPU."""
@@ -141,7 +148,9 @@ class PackedWeight:
         return StoredWeight(compressed, bitmask, torch.tensor([[self.out_features], [self.in_features]]))
 
     @classmethod
-    def from_stored(cls, stored: StoredWeight, pattern: Pattern, device: torch.device | str = "cpu", layer: str = "weight") -> "PackedWeight":
+    def from_stored(
+        cls, stored: StoredWeight, pattern: Pattern, device: torch.device | str = "cpu", layer: str = "weight"
+    ) -> "PackedWeight":
         """Builds the kernel form; the bitmask is trusted for where, never the values.
 
         Args:
@@ -187,7 +196,10 @@ def pack(weight: Tensor, keep: Tensor, pattern: Pattern, layer: str = "weight") 
         SdbenchError: Another dtype or shape, or a kept weight that is NaN or Inf.
     """
     if weight.dim() != 2 or keep.shape != weight.shape or keep.dtype != torch.bool:
-        raise SdbenchError(f"layer {layer}: pack needs a 2-D weight and a bool mask of its shape, not {tuple(weight.shape)} and {keep.dtype} {tuple(keep.shape)}")
+        raise SdbenchError(
+            f"layer {layer}: pack needs a 2-D weight and a bool mask of its shape, "
+            f"not {tuple(weight.shape)} and {keep.dtype} {tuple(keep.shape)}"
+        )
     if weight.dtype not in DTYPES:
         raise SdbenchError(f"layer {layer}: dtype {weight.dtype} has no packed form; use bf16, fp16 or fp32")
     out_features, in_features = weight.shape
@@ -195,22 +207,36 @@ def pack(weight: Tensor, keep: Tensor, pattern: Pattern, layer: str = "weight") 
     require_exact(keep, pattern, layer)
     require_finite(torch.where(keep, weight, 0), layer)
 
+    kept = pattern.kept_per_word
+    words, length = -(-in_features // WORD), chunk_length(pattern.kept_per_word, weight.dtype)
+    mask_words = torch.empty(words, out_features, dtype=torch.int32, device=weight.device)
+    values = torch.empty(words, kept // length, out_features, length, dtype=weight.dtype, device=weight.device)
+    for rows in _row_blocks(out_features, in_features):
+        mask_words[:, rows], ascending = _pack_rows(weight[rows], keep[rows], pattern)
+        values[:, :, rows] = ascending.flip(-1).view(words, -1, kept // length, length).transpose(1, 2)
+    return PackedWeight(pattern, out_features, in_features, mask_words, values)
+
+
+def _pack_rows(weight: Tensor, keep: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
+    """Mask words int32 ``[words, rows]`` and kept values in ascending column order ``[words, rows, S]``, padding included."""
+    rows, in_features = weight.shape
     padding = -in_features % WORD
     if padding:
         group = (torch.arange(pattern.group, device=keep.device) < pattern.keep).repeat(padding // pattern.group)
-        keep = torch.cat([keep, group.expand(out_features, -1)], 1)
-        weight = torch.cat([weight, weight.new_zeros(out_features, padding)], 1)
+        keep = torch.cat([keep, group.expand(rows, -1)], 1)
+        weight = torch.cat([weight, weight.new_zeros(rows, padding)], 1)
     words = weight.shape[1] // WORD
-    bits = keep.view(out_features, words, WORD).transpose(0, 1)
+    bits = keep.view(rows, words, WORD).transpose(0, 1)
     lanes = torch.arange(WORD, device=keep.device, dtype=torch.int64)
     # Summed as int64 and wrapped by the narrowing cast, since bit 31 is the sign of an int32.
-    mask_words = (bits.long() << lanes).sum(-1).to(torch.int32).contiguous()
+    mask_words = (bits.long() << lanes).sum(-1).to(torch.int32)
+    return mask_words, weight.view(rows, words, WORD).transpose(0, 1)[bits].view(words, rows, pattern.kept_per_word)
 
-    kept = pattern.kept_per_word
-    length = chunk_length(kept, weight.dtype)
-    ascending = weight.view(out_features, words, WORD).transpose(0, 1)[bits].view(words, out_features, kept)
-    values = ascending.flip(-1).view(words, out_features, kept // length, length).permute(0, 2, 1, 3).contiguous()
-    return PackedWeight(pattern, out_features, in_features, mask_words, values)
+
+def _row_blocks(out_features: int, in_features: int) -> Iterator[slice]:
+    """Slices of rows that bound the working memory of packing, and the element counts that index operations can take."""
+    step = max(1, _BLOCK_ELEMENTS // in_features)
+    return (slice(start, min(start + step, out_features)) for start in range(0, out_features, step))
 
 
 def require_exact(keep: Tensor, pattern: Pattern, layer: str = "weight") -> None:
@@ -231,8 +257,8 @@ def require_exact(keep: Tensor, pattern: Pattern, layer: str = "weight") -> None
     if wrong.any():
         row, group = (int(n) for n in wrong.nonzero()[0])
         raise CheckFailed(
-            f"layer {layer}: row {row}, columns {group * pattern.group} to {(group + 1) * pattern.group - 1} keep {int(counts[row, group])} "
-            f"weights, pattern {pattern} keeps exactly {pattern.keep} ({int(wrong.sum())} such groups)"
+            f"layer {layer}: row {row}, columns {group * pattern.group} to {(group + 1) * pattern.group - 1} keep "
+            f"{int(counts[row, group])} weights, pattern {pattern} keeps exactly {pattern.keep} ({int(wrong.sum())} such groups)"
         )
 
 
@@ -250,7 +276,10 @@ def require_finite(tensor: Tensor, layer: str, what: str = "weight") -> None:
     bad = ~torch.isfinite(tensor)
     if bad.any():
         index = tuple(int(n) for n in bad.nonzero()[0])
-        raise SdbenchError(f"layer {layer}: {what} at index {list(index)} is {tensor[index].item()} ({int(bad.sum())} such); the model file is damaged or the run diverged")
+        raise SdbenchError(
+            f"layer {layer}: {what} at index {list(index)} is {tensor[index].item()} ({int(bad.sum())} such); "
+            "the model file is damaged or the run diverged"
+        )
 
 
 def _rows_first(tiles: Tensor) -> Tensor:

@@ -1,8 +1,15 @@
 """Tiny random models that every part's tests share."""
 
+import os
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
+
+if not torch.cuda.is_available():
+    # Triton decides at its import whether kernels are interpreted.
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config  # noqa: E402 (after the switch above)
 
 torch.set_num_threads(1)
 
@@ -37,3 +44,9 @@ def tiny_qwen3() -> PreTrainedModel:
 def tiny_llama() -> PreTrainedModel:
     """Llama, 2 layers, hidden 64, q 64 and k/v 32 wide, separate lm_head, fp32 on the CPU."""
     return build(LlamaConfig(**TINY, head_dim=16, tie_word_embeddings=False))
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """The GPU where there is one; else the CPU, where Triton kernels run in its interpreter."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

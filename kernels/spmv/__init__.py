@@ -30,7 +30,9 @@ def auto_variant(packed: PackedWeight) -> str:
     raise SdbenchError(f"no SpMV variant takes pattern {packed.pattern} in {packed.dtype} on {packed.device}")
 
 
-def spmv(packed: PackedWeight, x: Tensor, variant: str = "auto", config: Config | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
+def spmv(
+    packed: PackedWeight, x: Tensor, variant: str = "auto", config: Config | None = None, *, out_dtype: torch.dtype | None = None
+) -> Tensor:
     """Multiplies a packed weight with one vector.
 
     Args:
@@ -57,5 +59,5 @@ def spmv(packed: PackedWeight, x: Tensor, variant: str = "auto", config: Config 
     if refusal:
         raise SdbenchError(f"spmv variant {chosen.name}: {refusal}")
     y = torch.empty(packed.out_features, dtype=out_dtype or x.dtype, device=x.device)
-    chosen.launch(packed, x.reshape(-1).contiguous(), y, chosen.default(problem) if config is None else config)
+    y = chosen.launch(packed, x.reshape(-1).contiguous(), y, chosen.default(problem) if config is None else config)
     return y.view(*x.shape[:-1], packed.out_features)

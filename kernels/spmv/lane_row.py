@@ -1,7 +1,7 @@
 """SpMV with one matrix row a lane: 16-byte value loads, the next word's weights prefetched into registers.
 
-Each thread holds one (row, word) pair. A warp's lanes are neighbouring rows of the same word, so mask loads are 128 bytes a warp, value loads
-512 bytes in 16-byte pieces, and the gathers of x fall in one 32-element window. Only 1-D tiles appear, which keeps a single Triton layout.
+Each thread holds one (row, word) pair. A warp's lanes are neighbouring rows of the same word, so mask loads are 128 bytes a warp, value
+loads 512 bytes in 16-byte pieces, and the gathers of x fall in one 32-element window. Only 1-D tiles appear, which keeps one Triton layout.
 For 16-bit weights and patterns whose word holds 8, 16 or 24 values (1:4, 2:4, 3:4, 4:8, 8:16, 16:32 and the like).
 """
 
@@ -160,8 +160,8 @@ def _num_warps(config: Config) -> int:
     return max(1, config["block_out"] * config["block_words"] // 32)
 
 
-def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> None:
-    """Fills y ``[out]`` = W x.
+def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor:
+    """Fills and returns y ``[out]`` = W x.
 
     Args:
         packed: W ``[out, in]``, 16-bit values, S in {8, 16, 24}.
@@ -178,6 +178,7 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> None:
         **_constexprs(problem, config, nvidia=not interpreted() and torch.version.hip is None),
         num_warps=_num_warps(config),
     )  # fmt: skip
+    return y
 
 
 def constraint(problem: Problem) -> str | None:
@@ -221,7 +222,14 @@ def default(problem: Problem) -> Config:
 def compile_source(problem: Problem, config: Config) -> CompileSource:
     """For a compile-only check with bf16 x and float32 y."""
     integers = dict.fromkeys(("OUT", "in_features", "words", "words_per_split", "splits"), "i32")
-    pointers = {"mask_ptr": "*i32", "values_ptr": "*i64", "x_ptr": pointer_type(torch.bfloat16), "y_ptr": "*fp32", "partial_ptr": "*fp32", "arrived_ptr": "*i32"}
+    pointers = {
+        "mask_ptr": "*i32",
+        "values_ptr": "*i64",
+        "x_ptr": pointer_type(torch.bfloat16),
+        "y_ptr": "*fp32",
+        "partial_ptr": "*fp32",
+        "arrived_ptr": "*i32",
+    }
     return CompileSource(lane_row_kernel, pointers | integers, _constexprs(problem, config, nvidia=True), _num_warps(config))
 
 

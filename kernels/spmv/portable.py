@@ -57,8 +57,8 @@ def _num_warps(config: Config) -> int:
     return max(1, config["block_out"] * config["block_words"] // 32)
 
 
-def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> None:
-    """Fills y ``[out]`` = W x.
+def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor:
+    """Fills and returns y ``[out]`` = W x.
 
     Args:
         packed: W ``[out, in]``, any pattern, bf16, fp16 or fp32.
@@ -74,6 +74,7 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> None:
         packed.out_features, packed.in_features, packed.words, triton.cdiv(packed.words, config["splits"]), config["splits"],
         **_constexprs(problem, config), num_warps=_num_warps(config),
     )  # fmt: skip
+    return y
 
 
 def space(problem: Problem) -> list[Config]:
@@ -91,7 +92,14 @@ def default(problem: Problem) -> Config:
 def compile_source(problem: Problem, config: Config) -> CompileSource:
     """For a compile-only check with bf16 x and float32 y."""
     integers = dict.fromkeys(("OUT", "in_features", "words", "words_per_split", "splits"), "i32")
-    pointers = {"mask_ptr": "*i32", "values_ptr": pointer_type(problem.dtype), "x_ptr": pointer_type(torch.bfloat16), "y_ptr": "*fp32", "partial_ptr": "*fp32", "arrived_ptr": "*i32"}
+    pointers = {
+        "mask_ptr": "*i32",
+        "values_ptr": pointer_type(problem.dtype),
+        "x_ptr": pointer_type(torch.bfloat16),
+        "y_ptr": "*fp32",
+        "partial_ptr": "*fp32",
+        "arrived_ptr": "*i32",
+    }
     return CompileSource(portable_kernel, pointers | integers, _constexprs(problem, config), _num_warps(config))
 
 

@@ -1,0 +1,125 @@
+"""``sdbench e2e``: the whole answer in one table."""
+
+import sys
+import time
+from pathlib import Path
+
+import rich_click as click
+
+from sdbench.cli.options import device_option, json_option, output_option, run_directory
+
+FILE = click.Path(path_type=Path)
+DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
+
+
+@click.command("e2e")
+@click.option(
+    "--calib",
+    "calib",
+    multiple=True,
+    default=["decode"],
+    show_default=True,
+    help="Calibration source to judge; may be given several times.",
+)
+@click.option(
+    "--model", help="Hub id, folder, .gguf file, random:<hub id or folder>, or demo.  [default: Qwen3-4B-Instruct-2507 on a GPU, else demo]"
+)
+@click.option("--revision", help="Revision of a hub model.")
+@click.option("--pattern", default="2:4", show_default=True, help="N:M, N kept of M.")
+@click.option("--method", default="wanda", show_default=True, help="wanda, sparsegpt, sparsegpt-median or magnitude.")
+@click.option(
+    "--prefill",
+    type=click.Choice(["pruned", "dense"]),
+    default="pruned",
+    show_default=True,
+    help="Weights that the prompt runs on in pruned arms.",
+)
+@click.option("--train", type=FILE, help="Calibration examples, JSONL with question and answer.  [default: bundled arithmetic]")
+@click.option("--validation", type=FILE, help="Judged examples.  [default: bundled arithmetic]")
+@click.option("--split-manifest", type=FILE, help="Manifest of both files, from 'sdbench split'.")
+@click.option("--dataset-revision", help="Refuse a manifest that names another revision.")
+@click.option("--calibration-examples", type=int, default=16, show_default=True)
+@click.option("--validation-examples", type=int, default=50, show_default=True)
+@click.option(
+    "--max-tokens", type=int, help=f"Longest reply of an answer run.  [default: {MAX_TOKENS}; {DEMO_MAX_TOKENS} for the demo model]"
+)
+@click.option("--equal-tokens", type=int, default=128, show_default=True, help="Exact length of the timed runs, on every arm.")
+@click.option("--warmup-tokens", type=int, default=8, show_default=True, help="Tokens decoded before timing.")
+@click.option("--rate-repeats", type=int, default=3, show_default=True, help="Timed runs an arm; the median counts.")
+@click.option("--prompt-tokens", type=int, default=128, show_default=True, help="Prompt length for a random: model.")
+@click.option("--batch-size", type=int, default=16, show_default=True, help="Calibration replies decoded at once.")
+@click.option("--targets", multiple=True, help="Pattern of linears to prune, such as '*.mlp.*' or down_proj; all when left out.")
+@click.option("--ignore", multiple=True, help="Pattern of linears to leave dense.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of every draw.")
+@click.option("--dtype", default="auto", show_default=True, help="auto (bf16 on a GPU, fp32 on a CPU), bf16, fp16 or fp32.")
+@device_option
+@click.option("--min-speedup", type=float, help="Exit with 4 when a chosen arm is not this many times as fast as dense.")
+@output_option
+@json_option
+def command(
+    calib: tuple[str, ...],
+    model: str | None,
+    revision: str | None,
+    max_tokens: int | None,
+    device: str,
+    dtype: str,
+    pattern: str,
+    min_speedup: float | None,
+    output: Path | None,
+    as_json: bool,
+    **rest: object,
+) -> int:
+    """Calibrate, prune, decode and judge: dense, control and chosen arms in one table.
+
+    The dense model answers calibration questions by itself; its decode steps (or another --calib) choose the weights that stay; decode
+    steps of the pruned arms run through a bitmask SpMV. Quality comes from answer runs, speed from runs of equal length, through one loop.
+
+    \b
+    sdbench e2e --calib decode
+    sdbench e2e --calib decode --calib self --pattern 16:32 --prefill dense --output results/local/demo
+    sdbench e2e --model random:Qwen/Qwen3-4B-Instruct-2507 --equal-tokens 256
+    sdbench split train.jsonl --output gsm8k && sdbench e2e --model model.gguf --train gsm8k/train.jsonl \\
+        --validation gsm8k/validation.jsonl --split-manifest gsm8k/manifest.json --validation-examples 8
+    """
+    from sdbench.environment import describe
+    from sdbench.errors import CheckFailed, ExitCode
+    from sdbench.models import resolve_device, resolve_dtype, resolve_model
+    from sdbench.pattern import Pattern
+    from sdbench.progress import Progress
+    from sdbench.results import strict_json
+    from sdbench.suites.e2e.options import DENSE, E2EOptions
+    from sdbench.suites.e2e.report import COLUMNS, document, notes, table_rows, wrong_calls
+    from sdbench.suites.e2e.suite import run
+    from sdbench.tables import render_table
+
+    target = resolve_device(device)
+    spec = resolve_model(model, revision, target)
+    if max_tokens is None:
+        max_tokens = DEMO_MAX_TOKENS if spec.kind == "demo" else MAX_TOKENS
+    options = E2EOptions(
+        spec=spec,
+        device=target,
+        dtype=resolve_dtype(dtype, target),
+        pattern=Pattern.parse(pattern),
+        calib=calib,
+        max_tokens=max_tokens,
+        **rest,  # type: ignore[arg-type]
+    )
+    environment = describe()
+    output = output or Path("results/local/e2e") / time.strftime("%Y%m%d-%H%M%S")
+    with run_directory(output, "e2e", options.arguments(), environment) as directory, Progress() as progress:
+        progress.note(f"model: {options.arguments()['model']} ({spec.reason})")
+        outcome = run(options, directory, progress)
+        wrong = wrong_calls(outcome.arms)
+        if wrong:
+            raise CheckFailed("; ".join(wrong))
+    if as_json:
+        sys.stdout.write(strict_json(document(options, outcome, environment, str(output)), indent=2) + "\n")
+    else:
+        render_table(COLUMNS, table_rows(outcome.arms), title=f"{options.arguments()['model']}: dense against pruned, batch 1")
+        for line in notes(options, outcome):
+            print(line)
+        print(f"run directory: {output}")
+    if min_speedup is not None and any((arm["speedup"] or 0.0) < min_speedup for arm in outcome.arms if arm["arm"] != DENSE):
+        return ExitCode.SLOWER
+    return ExitCode.OK

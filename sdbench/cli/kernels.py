@@ -1,0 +1,93 @@
+"""``sdbench kernels``: check, search and time the SpMV variants."""
+
+import os
+import sys
+from pathlib import Path
+
+import rich_click as click
+
+from sdbench.cli.options import device_option, json_option, output_option, run_directory
+
+NO_GPU = "no CUDA device: every variant is checked in Triton's interpreter on reduced shapes; there are no timings"
+
+
+@click.command("kernels")
+@click.option(
+    "--pattern", "patterns", multiple=True, default=["2:4"], show_default=True, help="N:M, N kept of M; may be given several times."
+)
+@click.option("--shapes", default="qwen3-4b", show_default=True, help="A model's name, or a list such as 4096x2560,2560x9728 (OUTxIN).")
+@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True, help="Dtype of the weights.")
+@click.option("--variant", "variants", multiple=True, help="SpMV variants to run, by name; all when left out.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and inputs.")
+@device_option
+@click.option(
+    "--min-speedup", type=float, help="Exit with 4 when the best variant's sum is not this many times as fast as the fastest dense."
+)
+@output_option
+@json_option
+def command(
+    patterns: tuple[str, ...],
+    shapes: str,
+    dtype: str,
+    variants: tuple[str, ...],
+    seed: int,
+    device: str,
+    min_speedup: float | None,
+    output: Path | None,
+    as_json: bool,
+) -> int:
+    """Check, search and time every SpMV variant on a model's shapes.
+
+    Each config is checked against the float64 product with the pruned matrix before it is timed; timings are cold-L2 medians inside one
+    CUDA graph, next to F.linear and a tuned dense kernel of the same run. Without a GPU the variants are checked in Triton's interpreter.
+
+    \b
+    sdbench kernels --pattern 2:4
+    sdbench kernels --pattern 2:4 --pattern 16:32 --shapes llama-3.1-8b --output results/local/kernels
+    sdbench kernels --pattern 4:8 --shapes 4096x2560,2560x9728 --json
+    """
+    from sdbench.models import resolve_device, resolve_dtype
+
+    target = resolve_device(device)
+    if target.type == "cpu":
+        # Triton decides at import whether its functions are interpreted.
+        os.environ["TRITON_INTERPRET"] = "1"
+    from sdbench.environment import describe
+    from sdbench.errors import ExitCode
+    from sdbench.pattern import Pattern
+    from sdbench.progress import Progress
+    from sdbench.results import strict_json
+    from sdbench.suites.kernels.report import COLUMNS, headline, slowest_speedup, table_rows
+    from sdbench.suites.kernels.shapes import parse_shapes
+    from sdbench.suites.kernels.suite import SCHEMA, KernelRun, run
+    from sdbench.tables import render_table
+
+    parsed = list(dict.fromkeys(Pattern.parse(text) for text in patterns))
+    options = KernelRun(parsed, parse_shapes(shapes), resolve_dtype(dtype, target), target, variants, seed)
+    arguments = {
+        "pattern": [str(p) for p in parsed],
+        "shapes": shapes,
+        "dtype": dtype,
+        "variant": list(variants),
+        "seed": seed,
+        "device": target.type,
+    }
+    environment = describe()
+    with run_directory(output, "kernels", arguments, environment) as directory, Progress() as progress:
+        if target.type == "cpu":
+            progress.note(NO_GPU)
+        rows = run(options, directory, progress)
+    if as_json:
+        sys.stdout.write(strict_json({"schema": SCHEMA, "environment": environment, "rows": rows}, indent=2) + "\n")
+    else:
+        render_table(COLUMNS, table_rows(rows), title="SpMV at batch 1 (* fastest correct variant of its kind)")
+        for line in headline(rows):
+            print(line)
+        if target.type == "cpu":
+            print(NO_GPU)
+    if any(row["outcome"] == "incorrect" for row in rows):
+        return ExitCode.CHECK_FAILED
+    slowest = slowest_speedup(rows)
+    if min_speedup is not None and (slowest is None or slowest < min_speedup):
+        return ExitCode.SLOWER
+    return ExitCode.OK

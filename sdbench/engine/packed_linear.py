@@ -1,0 +1,95 @@
+"""A linear whose decode steps run through the packed SpMV, and the swap of a live model's linears for such modules."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sdbench.engine.phase import current_phase
+from sdbench.kernels.spmv import auto_variant, spmv
+from sdbench.packing import PackedWeight
+
+PrefillWeights = Literal["pruned", "dense"]
+"""Which matrix the prompt runs on: the pruned one, as in a packed checkpoint, or the original."""
+
+
+class PackedLinear(nn.Module):
+    """y = W x + b with W packed N:M; the explicit phase says which way it runs.
+
+    Args:
+        packed: W ``[out, in]``, for decode steps (one SpMV a row).
+        prefill_weight: Dense ``[out, in]`` matrix for the prefill.
+        bias: ``[out]`` or None.
+        variant: SpMV variant; ``"auto"`` takes the fastest for the device.
+
+    Attributes:
+        calls: SpMV launches so far.
+    """
+
+    def __init__(self, packed: PackedWeight, prefill_weight: Tensor, bias: Tensor | None, variant: str = "auto"):
+        super().__init__()
+        self.out_features, self.in_features = packed.shape
+        self.packed = packed
+        self.prefill_weight = prefill_weight
+        self.bias = bias
+        self.variant = auto_variant(packed) if variant == "auto" else variant
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiplies ``[..., in]`` into ``[..., out]``, in x's dtype.
+
+        Raises:
+            RuntimeError: No phase is open (see :mod:`sdbench.engine.phase`): one position may be a decode step or a short prompt.
+        """
+        phase = current_phase()
+        if phase is None:
+            raise RuntimeError("a PackedLinear ran outside a phase; drive the model by sdbench.engine.greedy")
+        if phase.name == "prefill":
+            return F.linear(x, self.prefill_weight, self.bias)
+        rows = x.reshape(-1, self.in_features)
+        self.calls += len(rows)
+        y = torch.stack([spmv(self.packed, row, self.variant) for row in rows]) if len(rows) > 1 else spmv(self.packed, rows, self.variant)
+        y = y.view(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias
+
+    def extra_repr(self) -> str:
+        """Shape, pattern and variant."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, pattern={self.packed.pattern}, variant={self.variant}"
+
+
+@contextmanager
+def packed_linears(
+    model: nn.Module, weights: Mapping[str, PackedWeight], prefill: PrefillWeights, variant: str = "auto"
+) -> Iterator[dict[str, PackedLinear]]:
+    """Replaces linears of a live model by packed ones inside the ``with`` block; afterwards the model is what it was.
+
+    Args:
+        model: A transformers model.
+        weights: Packed weight by the linear's dotted name.
+        prefill: Matrix of the prefill; ``"dense"`` is the linear's own weight.
+        variant: SpMV variant.
+
+    Yields:
+        The modules in place, by name.
+    """
+    originals: dict[str, Any] = {name: model.get_submodule(name) for name in weights}
+    modules: dict[str, PackedLinear] = {}
+    for name, packed in weights.items():
+        linear = originals[name]
+        matrix = linear.weight.detach() if prefill == "dense" else packed.unpack()
+        modules[name] = PackedLinear(packed, matrix, linear.bias, variant)
+    try:
+        for name, module in modules.items():
+            _replace(model, name, module)
+        yield modules
+    finally:
+        for name, module in originals.items():
+            _replace(model, name, module)
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)

@@ -1,0 +1,140 @@
+"""Judging one arm: answer runs, graded, and rate runs of equal length, timed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sdbench.engine.greedy import Reply, greedy
+from sdbench.engine.packed_linear import PackedLinear
+from sdbench.models import LoadedModel
+from sdbench.progress import Task
+from sdbench.results import RunDirectory
+from sdbench.suites.e2e.data import Question
+from sdbench.suites.grading import extract_answer, is_match
+from sdbench.suites.metrics import decode_rate
+
+
+class Journal:
+    """Finished records of a run, in its directory where there is one.
+
+    Args:
+        directory: The run directory, or None to keep records in memory alone.
+    """
+
+    def __init__(self, directory: RunDirectory | None):
+        self._directory = directory
+        self.rows: list[dict[str, Any]] = directory.rows if directory else []
+        self.samples: list[dict[str, Any]] = directory.samples if directory else []
+
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """Records one measurement."""
+        if self._directory:
+            self._directory.add_row(row)
+        else:
+            self.rows.append(dict(row))
+
+    def add_sample(self, sample: Mapping[str, Any]) -> None:
+        """Records one example of one arm."""
+        if self._directory:
+            self._directory.add_sample(sample)
+        else:
+            self.samples.append(dict(sample))
+
+
+@dataclass(frozen=True)
+class Calls:
+    """SpMV launches of one reply, counted and expected."""
+
+    counted: int
+    expected: int
+
+
+def counted_reply(
+    loaded: LoadedModel, packed: Mapping[str, PackedLinear], prompt: Sequence[int], max_new_tokens: int, *, ignore_eos: bool
+) -> tuple[Reply, Calls]:
+    """One greedy reply at batch 1, with the SpMV launches that it took beside those it must take: packed linears x decode steps."""
+    before = sum(module.calls for module in packed.values())
+    (reply,) = greedy(loaded.model, [prompt], max_new_tokens=max_new_tokens, eos_ids=loaded.eos_ids, ignore_eos=ignore_eos)
+    counted = sum(module.calls for module in packed.values()) - before
+    return reply, Calls(counted, len(packed) * reply.decode_steps)
+
+
+def answer_runs(
+    arm: str,
+    loaded: LoadedModel,
+    packed: Mapping[str, PackedLinear],
+    questions: Sequence[Question],
+    max_tokens: int,
+    journal: Journal,
+    task: Task,
+) -> list[dict[str, Any]]:
+    """Answers and grades each question, EOS honoured; questions that the journal holds already are not asked again.
+
+    Returns:
+        The arm's samples, in the order of the questions.
+    """
+    done = {sample["example"]: sample for sample in journal.samples if sample["arm"] == arm}
+    for question in questions:
+        if question.id not in done:
+            reply, calls = counted_reply(loaded, packed, question.prompt, max_tokens, ignore_eos=False)
+            text = loaded.tokenizer.decode(reply.ids, skip_special_tokens=True)
+            sample = {
+                "arm": arm,
+                "example": question.id,
+                "prompt_hash": question.prompt_hash,
+                "prompt_tokens": len(question.prompt),
+                "ids": list(reply.ids),
+                "text": text,
+                "extracted": extract_answer(text),
+                "match": is_match(text, question.gold) if question.gold is not None else None,
+                "eos": reply.eos,
+                "truncated": reply.truncated,
+                "tokens": len(reply.ids),
+                "prefill_seconds": reply.prefill_seconds,
+                "decode_seconds": reply.decode_seconds,
+                "kernel_calls": calls.counted,
+                "expected_kernel_calls": calls.expected,
+            }
+            journal.add_sample(sample)
+            done[question.id] = sample
+        task.advance()
+    return [done[question.id] for question in questions]
+
+
+def rate_runs(
+    arm: str,
+    loaded: LoadedModel,
+    packed: Mapping[str, PackedLinear],
+    prompt: Sequence[int],
+    *,
+    equal_tokens: int,
+    warmup_tokens: int,
+    repeats: int,
+    journal: Journal,
+    task: Task,
+) -> list[dict[str, Any]]:
+    """Decodes exactly ``equal_tokens`` several times, EOS ignored; the warm-up before is not timed.
+
+    Returns:
+        One row a repeat, with its decode rate in tokens a second.
+    """
+    if warmup_tokens:
+        greedy(loaded.model, [prompt], max_new_tokens=warmup_tokens, eos_ids=loaded.eos_ids, ignore_eos=True)
+    rows = []
+    for repeat in range(repeats):
+        reply, calls = counted_reply(loaded, packed, prompt, equal_tokens, ignore_eos=True)
+        row = {
+            "record": "rate",
+            "arm": arm,
+            "repeat": repeat,
+            "tokens": len(reply.ids),
+            "prefill_seconds": reply.prefill_seconds,
+            "decode_seconds": reply.decode_seconds,
+            "decode_rate": decode_rate(len(reply.ids), reply.decode_seconds),
+            "kernel_calls": calls.counted,
+            "expected_kernel_calls": calls.expected,
+        }
+        journal.add_row(row)
+        rows.append(row)
+        task.advance()
+    return rows

@@ -1,0 +1,240 @@
+"""Runs an end-to-end comparison: calibrate on the dense model, prune, and judge every arm under the same conditions."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from sdbench.calibrate.collect import LayerStatistics
+from sdbench.calibrate.methods import METHODS, Pruned, prune_linears
+from sdbench.calibrate.select import select_linears
+from sdbench.calibrate.sources import SOURCES, CalibrationText, collect, equalise, make_text, replay_difference
+from sdbench.engine.greedy import greedy
+from sdbench.engine.packed_linear import PackedLinear, packed_linears
+from sdbench.memory import peak_memory
+from sdbench.models import LoadedModel, load_model
+from sdbench.packing import PackedWeight, pack
+from sdbench.progress import Progress
+from sdbench.results import RunDirectory
+from sdbench.suites.e2e import data
+from sdbench.suites.e2e.ceiling import ceiling, step_bytes
+from sdbench.suites.e2e.data import Question
+from sdbench.suites.e2e.judge import Journal, answer_runs, rate_runs
+from sdbench.suites.e2e.options import Arm, E2EOptions
+from sdbench.suites.metrics import speedup
+from sdbench.timing import summarise
+
+NO_TEXT = "random weights: replies mean nothing, so that only speed is measured"
+CPU_RATE = "CPU rates say nothing about GPU speed"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run found.
+
+    Attributes:
+        arms: One record an arm, in the form of the schema.
+        calibration: How the statistics came about: rows, replies, the replay's difference from live decode steps.
+    """
+
+    arms: list[dict[str, Any]]
+    calibration: dict[str, Any]
+
+
+def run(options: E2EOptions, directory: RunDirectory | None, progress: Progress) -> Outcome:
+    """Runs every arm; answers that the run directory holds already are not asked again, rates are always measured anew.
+
+    Args:
+        options: What to run.
+        directory: Where records go as they finish; None to keep them in memory alone.
+        progress: Where to report.
+    """
+    examples = data.load(options)
+    progress.note(f"loading {options.spec.source}")
+    loaded = load_model(options.spec, options.device, options.dtype)
+    linears = select_linears(loaded.model, options.targets, options.ignore)
+    for name, linear in linears.items():
+        options.pattern.require_width(linear.in_features, name)
+    if examples:
+        calibration, validation = data.tokenise(examples.calibration, loaded), data.tokenise(examples.validation, loaded)
+    else:
+        vocabulary = loaded.model.config.get_text_config().vocab_size
+        calibration = data.random_questions(
+            options.calibration_examples, options.prompt_tokens, options.max_tokens, vocabulary, "calibration", options.seed
+        )
+        validation = data.random_questions(1, options.prompt_tokens, 0, vocabulary, "rate", options.seed + 1)
+
+    runner = _Runner(options, loaded, linears, validation, Journal(directory), progress)
+    statistics, report = _calibrate(options, loaded, linears, calibration, progress)
+    arms = [runner.judge(arm, statistics.get(arm.source or "", {})) for arm in options.arms]
+    return Outcome(arms, report)
+
+
+def _calibrate(
+    options: E2EOptions, loaded: LoadedModel, linears: dict[str, nn.Linear], questions: Sequence[Question], progress: Progress
+) -> tuple[dict[str, dict[str, LayerStatistics]], dict[str, Any]]:
+    """Statistics by source, over the same examples and the same number of rows, with a report of how they came about."""
+    sources = [arm.source for arm in options.arms if arm.source]
+    needs = METHODS[options.method].needs
+    if needs == "none":
+        return {}, {"sources": {}, "replies": None, "replay_difference": None}
+    replies: list[tuple[int, ...] | None] = [None] * len(questions)
+    report: dict[str, Any] = {"replies": None, "replay_difference": None}
+    if any(SOURCES[source].needs_reply for source in sources):
+        random = loaded.tokenizer is None
+        with progress.task("calibration replies", len(questions)) as task:
+            for start in range(0, len(questions), options.batch_size):
+                batch = questions[start : start + options.batch_size]
+                found = greedy(
+                    loaded.model,
+                    [question.prompt for question in batch],
+                    max_new_tokens=options.max_tokens,
+                    eos_ids=loaded.eos_ids,
+                    ignore_eos=random,
+                )
+                replies[start : start + len(batch)] = [reply.ids for reply in found]
+                task.advance(len(batch))
+        lengths = [len(reply) for reply in replies if reply]
+        report["replies"] = {"count": len(lengths), "tokens": sum(lengths), "shortest": min(lengths), "longest": max(lengths)}
+        # The claim that a replay equals live decode steps is checked on the run's own model, not taken from a test.
+        report["replay_difference"] = replay_difference(
+            loaded.model,
+            linears,
+            questions[0].prompt,
+            max_new_tokens=max(2, min(len(replies[0] or ()), 32)),
+            eos_ids=loaded.eos_ids,
+            ignore_eos=True,
+        )
+    texts: dict[str, list[CalibrationText]] = {
+        source: [
+            make_text(source, question.prompt, reply=reply, reference=question.reference)
+            for question, reply in zip(questions, replies, strict=True)
+        ]
+        for source in sources
+    }
+    equal = equalise(texts)
+    statistics = {}
+    for source, chosen in equal.items():
+        with progress.task(f"statistics: {source}", len(chosen)) as task:
+            statistics[source] = collect(loaded.model, linears, chosen, needs, on_text=lambda done, task=task: task.advance())  # type: ignore[misc]
+    report["sources"] = {
+        source: {
+            "examples": len(chosen),
+            "rows": sum(len(text.rows) for text in chosen),
+            "rows_available": sum(len(t.rows) for t in texts[source]),
+        }
+        for source, chosen in equal.items()
+    }
+    return statistics, report
+
+
+class _Runner:
+    """Judges arms one after the other on one loaded model; the dense arm, judged first, is the others' baseline."""
+
+    def __init__(
+        self,
+        options: E2EOptions,
+        loaded: LoadedModel,
+        linears: dict[str, nn.Linear],
+        questions: Sequence[Question],
+        journal: Journal,
+        progress: Progress,
+    ):
+        self.options, self.loaded, self.linears = options, loaded, linears
+        self.questions, self.journal, self.progress = questions, journal, progress
+        self.baseline: dict[str, Any] | None = None
+
+    def judge(self, arm: Arm, statistics: Mapping[str, LayerStatistics]) -> dict[str, Any]:
+        """Prunes where the arm asks for it, then runs answers and rates; records the arm's row."""
+        reports: dict[str, Any] = {}
+        with self._in_place(arm, statistics, reports) as packed:
+            samples = self._answers(arm, packed)
+            with peak_memory(self.options.device) as peak:
+                rates = self._rates(arm, packed)
+            nbytes = step_bytes(self.loaded.model, packed, len(self.questions[0].prompt) + self.options.equal_tokens // 2)
+        row = self._row(arm, packed, samples, rates, nbytes) | {
+            "peak_bytes": peak.bytes,
+            "peak_bytes_reason": peak.reason,
+            "layers": reports,
+        }
+        if self.baseline is None:
+            self.baseline = row
+        self.journal.add_row({"record": "arm", **row})
+        self.progress.note(f"{arm.name}: done")
+        return row
+
+    @contextmanager
+    def _in_place(self, arm: Arm, statistics: Mapping[str, LayerStatistics], reports: dict[str, Any]) -> Iterator[dict[str, PackedLinear]]:
+        if not arm.pruned:
+            yield {}
+            return
+        weights: dict[str, PackedWeight] = {}
+        with self.progress.task(f"pruning: {arm.name}", len(self.linears)) as task:
+
+            def take(name: str, pruned: Pruned) -> None:
+                weights[name] = pack(pruned.weight, pruned.keep, self.options.pattern, name)
+                reports[name] = pruned.report
+                task.advance()
+
+            prune_linears(self.linears, statistics, self.options.pattern, self.options.method, on_layer=take)
+        with packed_linears(self.loaded.model, weights, self.options.prefill) as modules:
+            yield modules
+
+    def _answers(self, arm: Arm, packed: Mapping[str, PackedLinear]) -> list[dict[str, Any]]:
+        if self.loaded.tokenizer is None:
+            return []
+        with self.progress.task(f"answers: {arm.name}", len(self.questions)) as task:
+            return answer_runs(arm.name, self.loaded, packed, self.questions, self.options.max_tokens, self.journal, task)
+
+    def _rates(self, arm: Arm, packed: Mapping[str, PackedLinear]) -> list[dict[str, Any]]:
+        with self.progress.task(f"rate: {arm.name}", self.options.rate_repeats) as task:
+            return rate_runs(
+                arm.name,
+                self.loaded,
+                packed,
+                self.questions[0].prompt,
+                equal_tokens=self.options.equal_tokens,
+                warmup_tokens=self.options.warmup_tokens,
+                repeats=self.options.rate_repeats,
+                journal=self.journal,
+                task=task,
+            )
+
+    def _row(
+        self, arm: Arm, packed: Mapping[str, PackedLinear], samples: Sequence[dict[str, Any]], rates: Sequence[dict[str, Any]], nbytes: int
+    ) -> dict[str, Any]:
+        options = self.options
+        times = summarise([row["decode_rate"] for row in rates if row["decode_rate"] is not None])
+        rate = times.p50 if times else None
+        base = self.baseline
+        (gain, reason) = (
+            speedup(rate, base["decode_rate"], options.equal_tokens, base["equal_tokens"]) if base else (None, "this arm is the baseline")
+        )
+        bound, bound_reason = ceiling(nbytes, options.device)
+        quality_reason = None if samples else NO_TEXT
+        return {
+            "arm": arm.name,
+            "pattern": str(options.pattern) if arm.pruned else None,
+            "method": options.method if arm.pruned else None,
+            "prefill": options.prefill if arm.pruned else None,
+            "examples": len(samples),
+            "answer_match": sum(bool(s["match"]) for s in samples) if samples else None,
+            "eos": sum(s["eos"] for s in samples) if samples else None,
+            "truncated": sum(s["truncated"] for s in samples) if samples else None,
+            "quality_reason": quality_reason,
+            "reply_tokens": (lambda t: t.p50 if t else None)(summarise([s["tokens"] for s in samples])),
+            "equal_tokens": options.equal_tokens,
+            "decode_rate": rate,
+            "decode_rate_spread": times.as_dict() if times else None,
+            "decode_rate_reason": CPU_RATE if options.device.type == "cpu" else None,
+            "speedup": gain,
+            "speedup_reason": reason,
+            "variant": "/".join(sorted({module.variant for module in packed.values()})) or None,
+            "kernel_calls": sum(record["kernel_calls"] for record in (*samples, *rates)),
+            "expected_kernel_calls": sum(record["expected_kernel_calls"] for record in (*samples, *rates)),
+            "step_bytes": nbytes,
+            "ceiling": bound,
+            "ceiling_reason": bound_reason,
+        }

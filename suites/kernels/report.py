@@ -1,0 +1,103 @@
+"""The kernel suite's table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sdbench.tables import Column
+
+COLUMNS = (
+    Column("layer", key=True),
+    Column("shape", key=True),
+    Column("pattern"),
+    Column("variant"),
+    Column("outcome"),
+    Column("us", figure=True),
+    Column("p20-p80", figure=True),
+    Column("GB/s", figure=True),
+    Column("% read roofline", figure=True),
+    Column("x F.linear", figure=True),
+    Column("x dense", figure=True),
+    Column("error", figure=True),
+)
+
+
+def table_rows(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Formatted cells, one row a (shape, pattern, variant), the baselines of a shape first.
+
+    Args:
+        rows: Result rows of the suite.
+    """
+    order = {tuple(row["of_shape"]): number for number, row in reversed(list(enumerate(rows)))}
+    ordered = sorted(
+        rows, key=lambda row: (order[tuple(row["of_shape"])], row["pattern"] is not None, row["pattern"] or "", row["variant"])
+    )
+    return [_cells(row) for row in ordered]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Microseconds over all shapes, the best variant of each kind.
+
+    Attributes:
+        pattern: N:M of the sparse sum.
+        sparse: The fastest correct SpMV variants.
+        linear: ``F.linear``.
+        dense: The fastest dense kernels.
+    """
+
+    pattern: str
+    sparse: float
+    linear: float
+    dense: float
+
+
+def sums(rows: Sequence[dict[str, Any]]) -> list[Sums]:
+    """One sum a pattern; a pattern with an untimed shape has none."""
+    shapes = {tuple(row["of_shape"]) for row in rows}
+    timed = [row for row in rows if row["us"] and row["outcome"] == "correct"]
+    linear = _sum_of_best([row for row in timed if row["variant"] == "linear"], shapes)
+    dense = _sum_of_best([row for row in timed if row["kernel"] == "dense"], shapes)
+    found = []
+    for pattern in dict.fromkeys(row["pattern"] for row in rows if row["pattern"]):
+        sparse = _sum_of_best([row for row in timed if row["pattern"] == pattern], shapes)
+        if sparse and linear and dense:
+            found.append(Sums(pattern, sparse, linear, dense))
+    return found
+
+
+def headline(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One line a pattern: the sum over the shapes against both baselines; empty without timings."""
+    return [
+        f"{s.pattern}: sum {s.sparse:.1f} us, {s.linear / s.sparse:.2f}x over F.linear, {s.dense / s.sparse:.2f}x over the fastest dense"
+        for s in sums(rows)
+    ]
+
+
+def slowest_speedup(rows: Sequence[dict[str, Any]]) -> float | None:
+    """The smallest speed-up of a pattern's sum over the fastest dense; None without timings."""
+    return min((s.dense / s.sparse for s in sums(rows)), default=None)
+
+
+def _sum_of_best(rows: Sequence[dict[str, Any]], shapes: set[tuple[int, ...]]) -> float | None:
+    best = [min((row["us"]["p50"] for row in rows if tuple(row["of_shape"]) == shape), default=None) for shape in shapes]
+    times = [time for time in best if time is not None]
+    return sum(times) if len(times) == len(shapes) else None
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    us, speedup = row["us"], row["speedup"]
+    return [
+        row["layer"],
+        "x".join(map(str, row["shape"])),
+        row["pattern"] or "dense",
+        row["variant"] + (" *" if row["best"] else ""),
+        row["outcome"],
+        f"{us['p50']:.2f}" if us else "-",
+        f"{us['p20']:.2f}-{us['p80']:.2f}" if us else "-",
+        f"{row['gbps']:.0f}" if row["gbps"] else "-",
+        f"{row['roofline'] * 100:.0f}" if row["roofline"] else "-",
+        f"{speedup['linear']:.2f}" if speedup["linear"] else "-",
+        f"{speedup['dense']:.2f}" if speedup["dense"] else "-",
+        f"{row['error']:.1e}" if row["error"] is not None else "-",
+    ]
