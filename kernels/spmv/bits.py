@@ -25,9 +25,8 @@ def take_highest(mask, NVIDIA: tl.constexpr):
         position = tl.zeros_like(mask)
         left = mask
         for halving in tl.static_range(5):
-            step: tl.constexpr = 16 >> halving
-            high = left >> step
-            position += tl.where(high != 0, step, 0).to(tl.uint32)
+            high = left >> (16 >> halving)
+            position += tl.where(high != 0, 16 >> halving, 0).to(tl.uint32)
             left = tl.where(high != 0, high, left)
         rest = mask & ~(tl.full(mask.shape, 1, tl.uint32) << position)
     return position, rest
