@@ -55,7 +55,7 @@ def launch(weight: Tensor, x: Tensor, y: Tensor, config: Config) -> Tensor:
         y: ``[out]``, contiguous.
         config: ``block_out`` rows, ``block_k`` columns a step (powers of two), ``num_warps``.
     """
-    problem = Problem(*weight.shape, weight.dtype, None, 1)
+    problem = Problem(weight.shape[0], weight.shape[1], weight.dtype, None, 1)
     gemv_kernel[(triton.cdiv(weight.shape[0], config["block_out"]),)](
         weight, x, y, *weight.shape, **_constexprs(problem, config), num_warps=config["num_warps"]
     )

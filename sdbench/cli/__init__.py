@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import rich_click as click
+from click.exceptions import Abort, ClickException, Exit
 
 from sdbench import __version__
 from sdbench.errors import ExitCode, SdbenchError
@@ -59,11 +60,11 @@ def main() -> None:
         sys.stdout.flush()
     except SdbenchError as error:
         _fail(str(error), error.exit_code)
-    except click.exceptions.Exit as error:
+    except Exit as error:
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, Abort):
         _fail("interrupted; finished rows are kept, the same command with the same --output resumes", ExitCode.INTERRUPTED)
-    except click.exceptions.ClickException as error:
+    except ClickException as error:
         _fail(error.format_message().replace("\n", " "), error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -60,8 +60,8 @@ def run(options: KernelRun, directory: RunDirectory | None, progress: Progress) 
     chosen = [registry.find("spmv", name) for name in options.variants] or registry.variants("spmv")
     cases: list[tuple[Variant, str, Pattern | None]] = []
     for name, shape in options.shapes.items():
-        for pattern in options.patterns:
-            pattern.require_width(shape[1], name)
+        for wanted in options.patterns:
+            wanted.require_width(shape[1], name)
         cases += [(variant, name, None) for variant in registry.variants("dense")]
         cases += [(variant, name, pattern) for pattern in options.patterns for variant in chosen]
     if not cases:
