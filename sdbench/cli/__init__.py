@@ -30,7 +30,7 @@ class LazyGroup(click.RichGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """A stand-in for the help page, which needs the name and the line but not the options; None for an unknown name."""
-        return click.RichCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+        return click.RichCommand(name=cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Imports the command that was called; an unknown name is answered with the closest one."""
