@@ -1,0 +1,394 @@
+"""Results on disk: strict JSON, append-only JSONL, CSV, and the run directory that an interrupted run resumes from."""
+
+import csv
+import fcntl
+import json
+import logging
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import to_jsonable_python
+
+from sdbench.errors import SdbenchError, UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RUN_SCHEMA: Literal["sdbench.run/1"] = "sdbench.run/1"
+PACKAGES = ("torch", "triton", "transformers", "sdbench")
+"""Distributions whose versions a run records beside Python's."""
+
+Outcome = Literal["running", "complete", "failed", "interrupted"]
+
+log = logging.getLogger("sdbench")
+
+
+def to_plain(value: Any) -> Any:
+    """Turns numpy and torch values, paths, dataclasses and pydantic models into what strict JSON can hold; NaN and Inf become None.
+
+    Args:
+        value: Anything made of those and of Python's own types; a tensor or array becomes nested lists.
+
+    Raises:
+        TypeError: A value of another kind.
+    """
+    return _without_nan(_to_builtin(value))
+
+
+def strict_json(obj: Any, indent: int | None = None) -> str:
+    """Serialises to strict JSON: NaN and Inf become null, and the text is ASCII, so U+2028 or U+0085 never split a line."""
+    return json.dumps(to_plain(obj), indent=indent, allow_nan=False, ensure_ascii=True)
+
+
+def with_status(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces every figure ``x`` that is NaN or infinite by None and adds ``x_status``: "nan", "inf" or "-inf"."""
+    return _without_nan(_to_builtin(record), status=True)
+
+
+def _to_builtin(value: Any) -> Any:
+    return to_jsonable_python(value, by_alias=True, fallback=_from_array)
+
+
+def _from_array(value: Any) -> Any:
+    if isinstance(value, type) or not hasattr(value, "tolist"):
+        raise TypeError(f"{type(value).__name__} has no JSON form: {value!r}")
+    return value.tolist()
+
+
+def _without_nan(value: Any, status: bool = False) -> Any:
+    if isinstance(value, list):
+        return [_without_nan(item, status) for item in value]
+    if isinstance(value, dict):
+        plain = {name: _without_nan(item, status) for name, item in value.items()}
+        for name, item in value.items() if status else ():
+            if _is_non_finite(item):
+                plain.setdefault(f"{name}_status", str(item))
+        return plain
+    return None if _is_non_finite(value) else value
+
+
+def _is_non_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def write_atomic(path: Path | str, text: str) -> None:
+    """Replaces a file as a whole, so that a reader or a kill never meets half of it.
+
+    Raises:
+        OSError: The folder or the file cannot be written.
+    """
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def append_jsonl(path: Path | str, record: Mapping[str, Any]) -> None:
+    """Appends one record as one line and waits until it is on disk; a torn line left by a kill is removed first, with a warning.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    line = strict_json(record).encode() + b"\n"
+    with Path(path).open("a+b") as file:
+        _mend_tail(file, path)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_jsonl(path: Path | str) -> list[dict[str, Any]]:
+    """Reads the records of a JSONL file that sdbench wrote; a torn last line is dropped with a warning.
+
+    Raises:
+        SdbenchError: The file cannot be read, or a complete line is not a JSON object.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise SdbenchError(f"cannot read {path}: {error.strerror}") from error
+    # Only b"\n" ends a record: str.splitlines would also break at U+2028 and U+0085 inside a text.
+    *complete, tail = content.split(b"\n")
+    records = []
+    for number, line in enumerate(complete, start=1):
+        if not line.strip():
+            continue
+        record = _parse_object(line)
+        if record is None:
+            raise SdbenchError(f"{path}, line {number}: not a JSON object; remove that line or start over in another folder")
+        records.append(record)
+    if tail.strip():
+        last = _parse_object(tail)
+        if last is None:
+            log.warning("%s: dropped a torn last line (%d bytes)", path, len(tail))
+        else:
+            records.append(last)
+    return records
+
+
+def _mend_tail(file: Any, path: Path | str) -> None:
+    if file.seek(0, os.SEEK_END) == 0:
+        return
+    file.seek(-1, os.SEEK_END)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    content = file.read()
+    start = content.rfind(b"\n") + 1
+    if _parse_object(content[start:]) is not None:
+        file.write(b"\n")
+        return
+    log.warning("%s: removed a torn last line (%d bytes)", path, len(content) - start)
+    file.truncate(start)
+
+
+def _parse_object(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line.decode())
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def rows_to_frame(rows: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
+    """Rows as a data frame of Python objects: no guessing of types, so id ``"007"`` and answer ``"NA"`` stay texts."""
+    import pandas as pd  # half a second that reading and writing JSON does not need
+
+    frame = pd.DataFrame(list(rows), dtype=object)
+    return frame.where(frame.notna(), None)
+
+
+def write_csv(path: Path | str, frame: "pd.DataFrame") -> None:
+    """Writes a frame as CSV: texts quoted, lists and dicts as JSON, None empty."""
+    import pandas as pd
+
+    cells = [[strict_json(cell) if isinstance(cell, list | dict) else cell for cell in row] for row in frame.itertuples(index=False)]
+    # Without dtype=object pandas would turn the integers of a column with a gap into floats.
+    texts = pd.DataFrame(cells, columns=frame.columns, dtype=object)
+    write_atomic(path, texts.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n"))
+
+
+def read_csv(path: Path | str) -> "pd.DataFrame":
+    """Reads a CSV file with every cell as the text that stands there: ``007``, ``None`` and ``NA`` unchanged, a missing one empty."""
+    import pandas as pd
+
+    # Not pandas' own parser: before version 3 it ended a text at a NUL byte.
+    csv.field_size_limit(sys.maxsize)  # the default, 128 KiB, is less than the ids of a long reply
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        return pd.DataFrame(list(reader), columns=list(reader.fieldnames or ()), dtype=object)
+
+
+class Attempt(BaseModel):
+    """One start of the command in a run directory; ``changed`` holds what differs from the first: environment, versions, git."""
+
+    attempt: int
+    started: str
+    ended: str | None = None
+    outcome: Outcome = "running"
+    reason: str | None = None
+    resumed_rows: int = 0
+    changed: dict[str, Any] = {}
+
+
+class RunRecord(BaseModel):
+    """The contents of ``run.json``."""
+
+    schema_: Literal["sdbench.run/1"] = Field(alias="schema")
+    command: str
+    arguments: dict[str, Any]
+    environment: dict[str, Any]
+    versions: dict[str, str | None]
+    git: dict[str, Any] | None
+    created: str
+    outcome: Outcome = "running"
+    outcome_reason: str | None = None
+    audit: list[Attempt] = []
+
+
+class RunDirectory:
+    """A folder with ``run.json``, ``rows.jsonl`` and ``samples.jsonl``; a context manager that records how the run ended.
+
+    Exceptions pass through it: Ctrl-C is recorded as interrupted, any other as failed. A process that was killed leaves its attempt
+    "running"; the next one to open the directory marks it interrupted.
+    """
+
+    def __init__(self, path: Path, record: RunRecord, lock: int):
+        self.path = path
+        self.record = record
+        self.rows: list[dict[str, Any]] = _read_if_there(path / "rows.jsonl")
+        self.samples: list[dict[str, Any]] = _read_if_there(path / "samples.jsonl")
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path | str, command: str, arguments: Mapping[str, Any], environment: Mapping[str, Any]) -> "RunDirectory":
+        """Creates a run directory, or resumes the one that is there.
+
+        Args:
+            path: The folder (``--output``); parents are created.
+            command: The sdbench command, for example "e2e".
+            arguments: Every option that changes a result; leave out those that do not, such as the folder itself.
+            environment: The machine, as the command line reports it.
+
+        Raises:
+            UsageError: The folder holds a run of another command or with other arguments.
+            SdbenchError: It cannot be written, is in use, or holds something else.
+        """
+        directory = Path(path)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = _lock(directory)
+            try:
+                fresh = RunRecord(
+                    schema=RUN_SCHEMA,
+                    command=command,
+                    arguments=to_plain(dict(arguments)),
+                    environment=to_plain(dict(environment)),
+                    versions=_versions(),
+                    git=git_state(),
+                    created=_now(),
+                )
+                run = cls(directory, _earlier(directory, fresh) or fresh, lock)
+                run._start(fresh)
+            except BaseException:
+                os.close(lock)
+                raise
+        except OSError as error:
+            raise SdbenchError(f"cannot write the run directory {directory}: {error.strerror}; choose another --output") from error
+        return run
+
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """Appends one measurement to ``rows.jsonl``; a NaN or Inf becomes null with a ``..._status`` beside it."""
+        self.rows.append(self._append("rows.jsonl", row))
+
+    def add_sample(self, sample: Mapping[str, Any]) -> None:
+        """Appends one example of one arm to ``samples.jsonl``, the same way."""
+        self.samples.append(self._append("samples.jsonl", sample))
+
+    def finish(self, outcome: Outcome, reason: str | None = None) -> None:
+        """Records the outcome of this attempt and lets go of the directory."""
+        attempt = self.record.audit[-1]
+        attempt.ended = _now()
+        attempt.outcome = self.record.outcome = outcome
+        attempt.reason = self.record.outcome_reason = reason
+        self._save()
+        os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.finish("complete")
+        elif isinstance(error, KeyboardInterrupt):
+            self.finish("interrupted", "Ctrl-C")
+        else:
+            text = " ".join(str(error).split())
+            self.finish("failed", text if isinstance(error, SdbenchError) else f"{type(error).__name__}: {text}")
+
+    def _start(self, fresh: RunRecord) -> None:
+        record = self.record
+        for attempt in record.audit:
+            if attempt.outcome == "running":
+                attempt.outcome, attempt.reason = "interrupted", "killed"
+        names = ("environment", "versions", "git")
+        changed = {name: getattr(fresh, name) for name in names if getattr(fresh, name) != getattr(record, name)}
+        if changed:
+            log.warning("%s: resumed with another %s than it began with; run.json keeps both", self.path, ", ".join(changed))
+        record.outcome, record.outcome_reason = "running", None
+        number = len(record.audit) + 1
+        record.audit.append(Attempt(attempt=number, started=_now(), resumed_rows=len(self.rows), changed=changed))
+        self._save()
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+        stored = with_status(record)
+        append_jsonl(self.path / name, stored)
+        return stored
+
+    def _save(self) -> None:
+        write_atomic(self.path / "run.json", strict_json(self.record, indent=2) + "\n")
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit of the source checkout that runs and whether tracked files differ from it; None for an installed copy."""
+    here = Path(__file__).resolve()
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+
+    try:
+        # An installed copy may lie inside someone else's repository, whose commit would say nothing about sdbench.
+        git("ls-files", "--error-unmatch", here.name)
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _earlier(directory: Path, fresh: RunRecord) -> RunRecord | None:
+    file = directory / "run.json"
+    if not file.exists():
+        if (directory / "rows.jsonl").exists() or (directory / "samples.jsonl").exists():
+            raise SdbenchError(f"{directory} holds rows but no run.json, so they cannot be resumed; choose another --output")
+        return None
+    try:
+        record = RunRecord.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"]) or "the file"
+        raise SdbenchError(f"{file} is no {RUN_SCHEMA} record ({where}: {problem['msg']}); choose another --output") from error
+    if record.command != fresh.command:
+        raise UsageError(f"{directory} holds a run of 'sdbench {record.command}'; choose another --output for 'sdbench {fresh.command}'")
+    names = sorted(record.arguments.keys() | fresh.arguments.keys())
+    pairs = [(name, record.arguments.get(name), fresh.arguments.get(name)) for name in names]
+    differing = [f"{name} ({strict_json(old)} there, {strict_json(new)} now)" for name, old, new in pairs if old != new]
+    if differing:
+        raise UsageError(f"{directory} holds a run with other arguments: {', '.join(differing)}; choose another --output")
+    return record
+
+
+def _lock(directory: Path) -> int:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise SdbenchError(f"{directory} is in use by another sdbench process; wait for it or choose another --output") from error
+    except OSError:
+        log.debug("%s: this file system has no locks", directory)
+    return descriptor
+
+
+def _read_if_there(path: Path) -> list[dict[str, Any]]:
+    return read_jsonl(path) if path.exists() else []
+
+
+def _versions() -> dict[str, str | None]:
+    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
