@@ -1,0 +1,79 @@
+"""``sdbench split``: one training file into calibration and validation parts, pinned by a manifest."""
+
+import shlex
+from pathlib import Path
+
+import rich_click as click
+
+from sdbench.errors import UsageError
+
+FILE = click.Path(path_type=Path)
+
+
+class Size(click.ParamType):
+    """A count such as ``200``, or a fraction such as ``0.1``."""
+
+    name = "count|fraction"
+
+    def convert(self, value: str | int | float, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
+        """Reads digits as a count and a decimal number as a fraction."""
+        try:
+            return int(value) if str(value).isdecimal() else float(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a count such as 200 nor a fraction such as 0.1", param, ctx)
+
+
+@click.command("split", epilog="Example: sdbench split train.jsonl --output data --validation-size 200")
+@click.argument("source", type=FILE)
+@click.option("--output", type=FILE, help="Folder for train.jsonl, validation.jsonl and manifest.json.")
+@click.option("--train-out", type=FILE, help="File for the training part.  [default: OUTPUT/train.jsonl]")
+@click.option("--validation-out", type=FILE, help="File for the held-out part.  [default: OUTPUT/validation.jsonl]")
+@click.option("--manifest-out", type=FILE, help="File for the manifest.  [default: OUTPUT/manifest.json]")
+@click.option(
+    "--validation-size", type=Size(), default="0.1", show_default=True, help="Held-out questions: a count (200) or a fraction (0.1)."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Another seed holds out other questions.")
+@click.option("--revision", help="The dataset's revision, e.g. its commit on the hub.  [default: start of the source file's SHA-256]")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest as one JSON document.")
+def command(
+    source: Path,
+    output: Path | None,
+    train_out: Path | None,
+    validation_out: Path | None,
+    manifest_out: Path | None,
+    validation_size: int | float,
+    seed: int,
+    revision: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Split SOURCE into calibration and validation parts, pinned by a manifest.
+
+    SOURCE is a training file in JSONL: one object a line with the texts "question" and "answer", and optionally "id". Questions that are
+    equal after normalising are kept once, so that no question is in both parts. Official test splits are refused.
+    """
+    from sdbench.results import strict_json
+    from sdbench.suites.data import split
+    from sdbench.tables import Column, render_table
+
+    if output is not None:
+        train_out = train_out or output / "train.jsonl"
+        validation_out = validation_out or output / "validation.jsonl"
+        manifest_out = manifest_out or output / "manifest.json"
+    if train_out is None or validation_out is None or manifest_out is None:
+        raise UsageError("say where the parts go: --output DIR, or all of --train-out, --validation-out and --manifest-out")
+
+    manifest = split(source, train_out, validation_out, manifest_out, validation_size, seed, revision, force)
+    if as_json:
+        click.echo(strict_json(manifest, indent=2))
+        return
+    parts = (("train", train_out, manifest.parts.train), ("validation", validation_out, manifest.parts.validation))
+    render_table(
+        [Column("part", key=True), Column("examples", figure=True), Column("SHA-256"), Column("file")],
+        [[name, str(part.examples), part.sha256[:12], str(path)] for name, path, part in parts],
+        title=f"{source}, revision {manifest.revision}, seed {seed}",
+    )
+    click.echo(f"\ndropped as repeated questions: {manifest.dropped_duplicates}; shared questions: {manifest.shared_questions}")
+    paths = ("--train", train_out), ("--validation", validation_out), ("--split-manifest", manifest_out)
+    click.echo("next: sdbench e2e " + " ".join(f"{option} {shlex.quote(str(path))}" for option, path in paths))

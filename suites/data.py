@@ -1,0 +1,353 @@
+"""Question-answer data: loading, a deterministic split without shared questions, and the manifest that pins both parts."""
+
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sdbench.errors import CheckFailed, SdbenchError, UsageError
+from sdbench.results import strict_json, write_atomic
+
+NORMALISATION: Literal["nfkc-casefold-whitespace"] = "nfkc-casefold-whitespace"
+"""Name of what ``normalise_question`` does, recorded in the manifest."""
+
+FORMAT = 'each line is a JSON object with texts "question" and "answer"'
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question with its reference answer; the model sees the question alone, the answer reaches only the grader."""
+
+    id: str
+    question: str
+    answer: str
+
+
+class Part(BaseModel):
+    """One file of a split: its name, the SHA-256 of its bytes, and how many examples it holds."""
+
+    file: str
+    sha256: str
+    examples: int
+
+
+class Source(BaseModel):
+    """The file that was split."""
+
+    file: str
+    sha256: str
+
+
+class Parts(BaseModel):
+    """The two parts of a split."""
+
+    train: Part
+    validation: Part
+
+
+class Manifest(BaseModel):
+    """What a split is: where it came from, the exact bytes of both parts, and that they share no question."""
+
+    schema_: Literal["sdbench.split/1"] = Field(alias="schema")
+    revision: str = Field(min_length=1)
+    source: Source | None
+    seed: int | None
+    normalisation: Literal["nfkc-casefold-whitespace"]
+    dropped_duplicates: int
+    shared_questions: Literal[0]
+    parts: Parts
+
+    def write(self, path: Path | str) -> None:
+        """Writes the manifest as JSON.
+
+        Raises:
+            SdbenchError: The file cannot be written.
+        """
+        _write(Path(path), strict_json(self, indent=2) + "\n")
+
+
+class _Record(BaseModel):
+    # A number is taken as the text that stands in the file; ids and answers are texts from here on.
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
+    question: str
+    answer: str
+    id: str | None = None
+    split: str | None = None
+
+
+def load_examples(path: Path | str) -> list[Example]:
+    """Reads examples from JSONL with ``question``, ``answer`` and optionally ``id`` (else ``<stem>-<line number>``).
+
+    Raises:
+        SdbenchError: The file is missing, empty, not of that form (file, line and fault named), or repeats an id.
+        UsageError: It is an official test split by its name or by a record's ``"split": "test"``.
+    """
+    file = Path(path)
+    _refuse_test_name(file)
+    examples: dict[str, Example] = {}
+    # Only b"\n" ends a line: str.splitlines would also break at U+2028 and U+0085 inside a text.
+    for number, line in enumerate(_read(file).split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        record = _parse(line, f"{file}, line {number}")
+        if record.split is not None and record.split.strip().casefold() == "test":
+            raise UsageError(f"{file}, line {number}: marked as a test split, which sdbench never reads; pass the training split")
+        name = record.id or f"{file.stem}-{number}"
+        if name in examples:
+            raise SdbenchError(f"{file}, line {number}: id {name!r} occurs twice; give every example its own id or none")
+        examples[name] = Example(name, record.question, record.answer)
+    if not examples:
+        raise SdbenchError(f"{file} holds no examples; {FORMAT}")
+    return list(examples.values())
+
+
+def normalise_question(text: str) -> str:
+    """A question as it is compared: Unicode NFKC, case folded, runs of whitespace as one space."""
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(folded.split())
+
+
+def select(examples: Sequence[Example], n: int, seed: int) -> list[Example]:
+    """Draws n examples: the same ones for the same seed on every machine, whatever the file's order; a larger n extends a smaller draw.
+
+    Raises:
+        UsageError: n is not between 1 and the number of examples.
+    """
+    if not 1 <= n <= len(examples):
+        raise UsageError(f"{n} examples asked for, but there are {len(examples)}; choose between 1 and {len(examples)}")
+    return _shuffled(examples, "select", seed)[:n]
+
+
+def split(
+    source: Path | str,
+    train_out: Path | str,
+    validation_out: Path | str,
+    manifest_out: Path | str,
+    validation_size: int | float,
+    seed: int,
+    revision: str | None = None,
+    force: bool = False,
+) -> Manifest:
+    """Splits one training file into two parts without shared questions and pins them in a manifest.
+
+    Which part a question goes to depends on its text and the seed alone. Of questions that are equal after normalising the first is kept.
+
+    Args:
+        source: JSONL as ``load_examples`` reads it.
+        train_out: File for the training part, from which calibration examples are drawn.
+        validation_out: File for the held-out part.
+        manifest_out: File for the manifest.
+        validation_size: A count (int) or a fraction between 0 and 1 (float) of the distinct questions.
+        seed: Any whole number.
+        revision: The dataset's revision; None takes the start of the source file's SHA-256.
+        force: Replace files that are there.
+
+    Raises:
+        UsageError: A size that leaves a part empty, output names that collide or say "test", or files that are there without ``force``.
+        SdbenchError: The source cannot be used, or an output cannot be written.
+    """
+    source, train_out, validation_out, manifest_out = Path(source), Path(train_out), Path(validation_out), Path(manifest_out)
+    outputs = (train_out, validation_out, manifest_out)
+    if len({path.resolve() for path in (source, *outputs)}) < 4:
+        raise UsageError("source, train, validation and manifest must be four different files")
+    for path in (source, train_out, validation_out):
+        _refuse_test_name(path)
+    there = [str(path) for path in outputs if path.exists()]
+    if there and not force:
+        raise UsageError(f"already there: {', '.join(there)}; use --force to replace, or choose other names")
+
+    source_hash = _sha256(source)
+    revision = f"sha256-{source_hash[:12]}" if revision is None else revision
+    _require_revision(revision)
+
+    examples = load_examples(source)
+    distinct = list({normalise_question(example.question): example for example in reversed(examples)}.values())
+    held_out = _held_out(validation_size, len(distinct))
+    chosen = {example.id for example in _shuffled(distinct, "split", seed)[:held_out]}
+    kept = {example.id for example in distinct}
+    in_order = [example for example in examples if example.id in kept]
+    _write(train_out, _to_jsonl(example for example in in_order if example.id not in chosen))
+    _write(validation_out, _to_jsonl(example for example in in_order if example.id in chosen))
+    manifest = make_manifest(
+        train_out,
+        validation_out,
+        revision=revision,
+        source=Source(file=source.name, sha256=source_hash),
+        seed=seed,
+        dropped_duplicates=len(examples) - len(distinct),
+    )
+    manifest.write(manifest_out)
+    return manifest
+
+
+def make_manifest(
+    train_path: Path | str,
+    validation_path: Path | str,
+    revision: str,
+    source: Source | None = None,
+    seed: int | None = None,
+    dropped_duplicates: int = 0,
+) -> Manifest:
+    """Pins two existing parts.
+
+    Args:
+        train_path: The training part, JSONL.
+        validation_path: The held-out part, JSONL.
+        revision: The dataset's revision, not empty.
+        source: The file they were split from, if there is one.
+        seed: Seed of the split or of the generator, if there is one.
+        dropped_duplicates: Examples left out because their question repeats an earlier one.
+
+    Raises:
+        UsageError: The revision is empty.
+        CheckFailed: The parts share a question.
+        SdbenchError: A part cannot be used.
+    """
+    _require_revision(revision)
+    train, validation = load_examples(train_path), load_examples(validation_path)
+    _refuse_shared(train, validation)
+    return Manifest(
+        schema="sdbench.split/1",
+        revision=revision,
+        source=source,
+        seed=seed,
+        normalisation=NORMALISATION,
+        dropped_duplicates=dropped_duplicates,
+        shared_questions=0,
+        parts=Parts(train=_part(Path(train_path), train), validation=_part(Path(validation_path), validation)),
+    )
+
+
+def verify_manifest(
+    manifest_path: Path | str, train_path: Path | str, validation_path: Path | str, dataset_revision: str | None = None
+) -> Manifest:
+    """Checks both parts of a split against its manifest, before anything else runs.
+
+    Args:
+        manifest_path: What ``split`` or ``make_manifest`` wrote.
+        train_path: The training part.
+        validation_path: The held-out part.
+        dataset_revision: The revision that the caller expects; None takes the manifest's.
+
+    Raises:
+        CheckFailed: Another revision, a changed file, or a shared question (looked for again, not believed).
+        SdbenchError: The manifest or a part cannot be read.
+    """
+    manifest = read_manifest(manifest_path)
+    if dataset_revision is not None and dataset_revision != manifest.revision:
+        raise CheckFailed(
+            f"{manifest_path} pins dataset revision {manifest.revision!r}, not {dataset_revision!r}; split that revision anew"
+        )
+    for name, path, part in (("train", train_path, manifest.parts.train), ("validation", validation_path, manifest.parts.validation)):
+        actual = _sha256(Path(path))
+        if actual != part.sha256:
+            raise CheckFailed(
+                f"{path} is not the {name} part that {manifest_path} pins: SHA-256 {part.sha256[:12]} expected, {actual[:12]} found; "
+                "restore the file or split anew"
+            )
+    _refuse_shared(load_examples(train_path), load_examples(validation_path))
+    return manifest
+
+
+def read_manifest(path: Path | str) -> Manifest:
+    """Reads a manifest without checking its parts.
+
+    Raises:
+        SdbenchError: The file is missing or no manifest.
+    """
+    try:
+        return Manifest.model_validate_json(_read(Path(path)))
+    except ValidationError as error:
+        raise SdbenchError(f"{path} is no sdbench.split/1 manifest ({_first_fault(error)}); make one with 'sdbench split'") from error
+
+
+def _refuse_test_name(path: Path) -> None:
+    for name in dict.fromkeys((path.name, path.resolve().name)):
+        if re.search(r"(?<![a-z])tests?(?![a-z])", Path(name).stem.casefold()):
+            raise UsageError(f"{path}: the name {name!r} says test split, which sdbench never reads or writes; use the training split")
+
+
+def _require_revision(revision: str) -> None:
+    if not revision.strip():
+        raise UsageError("the dataset revision is empty; give the commit or version that the file came from")
+
+
+def _refuse_shared(train: Iterable[Example], validation: Iterable[Example]) -> None:
+    seen = {normalise_question(example.question): example for example in train}
+    shared = [example for example in validation if normalise_question(example.question) in seen]
+    if shared:
+        first, twin = shared[0], seen[normalise_question(shared[0].question)]
+        raise CheckFailed(
+            f"train and validation share {len(shared)} question(s), first {twin.id!r} and {first.id!r}: {first.question[:60]!r}; "
+            "split the source anew with 'sdbench split'"
+        )
+
+
+def _parse(line: bytes, where: str) -> _Record:
+    try:
+        # utf-8-sig: a byte order mark before the first line is no part of its JSON.
+        record = _Record.model_validate(json.loads(line.decode("utf-8-sig"), parse_float=str))
+    except ValidationError as error:
+        raise SdbenchError(f"{where}: {_first_fault(error)}; {FORMAT}") from error
+    except ValueError as error:
+        raise SdbenchError(f"{where}: not JSON in UTF-8 ({error}); {FORMAT}") from error
+    for name in ("question", "answer"):
+        if not getattr(record, name).strip():
+            raise SdbenchError(f"{where}: {name} is empty; {FORMAT}")
+    return record
+
+
+def _first_fault(error: ValidationError) -> str:
+    fault = error.errors()[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    return f"{where}: {fault['msg']}" if where else fault["msg"]
+
+
+def _held_out(size: int | float, distinct: int) -> int:
+    if isinstance(size, float) and not 0 < size < 1:
+        raise UsageError(f"validation size {size:g}: give a count such as 200, or a fraction between 0 and 1")
+    count = max(1, round(size * distinct)) if isinstance(size, float) else size
+    if not 1 <= count < distinct:
+        raise UsageError(f"validation size {size}: the source has {distinct} distinct questions, and both parts need at least one")
+    return count
+
+
+def _shuffled(examples: Iterable[Example], purpose: str, seed: int) -> list[Example]:
+    # Ranked by hash, not by a random generator: nothing depends on file order, library version or platform.
+    return sorted(
+        examples, key=lambda example: hashlib.sha256(f"{purpose}\n{seed}\n{normalise_question(example.question)}".encode()).digest()
+    )
+
+
+def _to_jsonl(examples: Iterable[Example]) -> str:
+    return "".join(strict_json(example) + "\n" for example in examples)
+
+
+def _part(path: Path, examples: Sequence[Example]) -> Part:
+    return Part(file=path.name, sha256=_sha256(path), examples=len(examples))
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(_read(path)).hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SdbenchError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)
+    except OSError as error:
+        raise SdbenchError(f"cannot write {path}: {error.strerror}") from error
