@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from transformers import (
 )
 
 from sdbench.demo.stream import TEXT_END, TURN_END, build_stream, build_tokenizer
+from sdbench.errors import SdbenchError, UsageError
 from sdbench.suites.tasks.arithmetic import VALIDATION_FILE
 
 log = logging.getLogger("sdbench.demo")
@@ -157,6 +159,10 @@ def train(args: argparse.Namespace) -> Score:
     )
 
     ready, deadline = time.monotonic(), start + 60 * args.max_minutes
+    if ready >= deadline:
+        raise UsageError(
+            f"--max-minutes {args.max_minutes:g} went into making {args.problems} problems: allow more minutes or fewer problems"
+        )
     order = torch.randperm(args.problems, device=device)
     tokens = torch.zeros((), dtype=torch.int64, device=device)
     position, step, progress = 0, 0, 0.0
@@ -241,7 +247,10 @@ def main() -> None:
     """Entry point."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     args = parse_arguments()
-    score = train(args)
+    try:
+        score = train(args)
+    except SdbenchError as error:
+        sys.exit(f"error: {error}")
     log.info(
         "%s: answer match %.1f%%, EOS %.1f%%, median %g tokens",
         args.output / "model",
