@@ -1,0 +1,352 @@
+"""Which model runs, on which device, in which number type; loading it; turning questions into token ids."""
+
+import contextlib
+import io
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import huggingface_hub
+import torch
+import transformers
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
+
+from sdbench.architectures import find_architecture
+from sdbench.engine.greedy import greedy_eos_ids
+from sdbench.errors import SdbenchError, UsageError
+
+DEFAULT_HUB_ID = "Qwen/Qwen3-4B-Instruct-2507"
+DEFAULT_REVISION = "cdbee75f17c01a7cc42f958dc650907174af0554"
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+RANDOM = "random:"
+RANDOM_SEED = 0
+RANDOM_STD = 0.02
+
+_TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+Progress = Callable[[str], None]
+"""Takes one line on what is being done."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Which model was asked for.
+
+    Args:
+        kind: ``demo`` (bundled), ``hub``, ``folder``, ``gguf`` (a file, dequantised) or ``random`` (architecture only).
+        source: Hub id, path, or for ``random`` the known architecture, hub id or folder; ``demo`` for the bundled model.
+        revision: Revision of a hub id; the commit once it is loaded. None when the hub is not involved.
+        reason: Why this model, for the first line of the output.
+    """
+
+    kind: Literal["demo", "hub", "folder", "gguf", "random"]
+    source: str
+    revision: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run.
+
+    Args:
+        model: The transformers causal language model, in eval mode.
+        tokenizer: Its tokenizer; None for a random model without one.
+        spec: Where it came from, with the revision's commit.
+        eos_ids: Every id that ends a reply.
+        name: What results call it; holds no path.
+    """
+
+    model: Any
+    tokenizer: Any
+    spec: ModelSpec
+    eos_ids: frozenset[int]
+    name: str
+
+
+def resolve_device(text: str | None) -> torch.device:
+    """The device of ``--device``: ``auto`` (or None), ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Raises:
+        UsageError: Not such a name.
+        SdbenchError: CUDA was asked for and there is none, or not that many.
+    """
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if text in (None, "auto"):
+        text = "cuda" if found else "cpu"
+    if text == "cpu":
+        return torch.device("cpu")
+    match = re.fullmatch(r"cuda(?::(\d+))?", str(text))
+    if match is None:
+        raise UsageError(f"device {text!r}: use auto, cpu, cuda or cuda:N")
+    if not found:
+        raise SdbenchError(f"device {text!r} was asked for, but torch {torch.__version__} finds no CUDA GPU; use --device cpu")
+    index = int(match[1]) if match[1] else torch.cuda.current_device()
+    if index >= found:
+        raise SdbenchError(f"device {text!r} was asked for, but there are only {found} CUDA GPUs (cuda:0 to cuda:{found - 1})")
+    return torch.device("cuda", index)
+
+
+def resolve_dtype(text: str | None, device: torch.device) -> torch.dtype:
+    """The number type of ``--dtype``: ``bf16``, ``fp16``, ``fp32``, or ``auto`` (or None): bf16 on CUDA, fp32 on the CPU.
+
+    Raises:
+        UsageError: Not such a name.
+    """
+    if text in (None, "auto"):
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if text not in DTYPES:
+        raise UsageError(f"dtype {text!r}: use auto, {', '.join(DTYPES)}")
+    return DTYPES[str(text)]
+
+
+def resolve_model(text: str | None, revision: str | None, device: torch.device) -> ModelSpec:
+    """Reads ``--model`` and ``--revision``; looks at the disk but not at the hub.
+
+    Args:
+        text: ``demo``, a hub id, a folder, a ``.gguf`` file, ``random:<architecture, hub id or folder>``; None for the default.
+        revision: Branch, tag or commit of a hub id.
+        device: Decides the default: the hub's Qwen3-4B with CUDA, the bundled demo model without.
+
+    Raises:
+        UsageError: A revision for something that has none, or a name that is neither a path nor a hub id.
+        SdbenchError: A path that is not there, or a folder without ``config.json``.
+    """
+    if text is None:
+        if device.type == "cuda":
+            return ModelSpec("hub", DEFAULT_HUB_ID, revision or DEFAULT_REVISION, "the default with a CUDA device")
+        return _without_revision(ModelSpec("demo", "demo", revision, "the default without a CUDA device: the bundled demo model"))
+    reason = f"--model {text}"
+    if text == "demo":
+        return _without_revision(ModelSpec("demo", "demo", revision, reason))
+    is_random = text.startswith(RANDOM)
+    source = text.removeprefix(RANDOM)
+    if not source:
+        raise UsageError(f"model {text!r}: name an architecture, a hub id or a folder")
+    if is_random and find_architecture(source):
+        return _without_revision(ModelSpec("random", source, revision, reason))
+    path = Path(source).expanduser()
+    if source.endswith(".gguf") and not is_random:
+        if not path.is_file():
+            raise SdbenchError(f"model {text!r}: no such file")
+        return _without_revision(ModelSpec("gguf", str(path), revision, reason))
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise SdbenchError(f"model {text!r}: the folder has no config.json, so it is not a transformers checkpoint")
+        return _without_revision(ModelSpec("random" if is_random else "folder", str(path), revision, reason))
+    if path.exists():
+        raise SdbenchError(f"model {text!r}: a file, but not a .gguf one; name the checkpoint's folder")
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", source) is None:
+        raise UsageError(f"model {text!r}: no such folder or file, and not a hub id (owner/name)")
+    return ModelSpec("random" if is_random else "hub", source, revision, reason)
+
+
+def load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progress: Progress | None = None) -> LoadedModel:
+    """Loads a model, ready to run; downloads it first when it is a hub id that the cache lacks.
+
+    The weights take ``dtype`` while they are read or made, never by a later cast of the whole model: the rotary frequencies stay fp32.
+    A random model has normal(0, 0.02) weights from a fixed seed, made on the device: the same ones every time on a kind of device.
+
+    Args:
+        spec: From :func:`resolve_model`.
+        device: Where the model goes.
+        dtype: Number type of the weights.
+        progress: Told in one line what takes time.
+
+    Raises:
+        SdbenchError: Not found, not reachable, damaged or incomplete files, a kind of model that transformers doesn't know,
+            quantised weights, no EOS id, or not enough memory.
+    """
+    _silence()
+    tell = progress or (lambda line: None)
+    folder, spec = _locate(spec, tell)
+    with _one_line(spec):
+        if spec.kind == "random":
+            tell(f"making random weights for {spec.source}")
+            model, tokenizer = _make_random(spec.source, folder, device, dtype)
+        elif spec.kind == "gguf":
+            tell(f"reading {folder.name}")
+            model, tokenizer = _read_gguf(folder, device, dtype)
+        else:
+            tell(f"loading {spec.source}")
+            model, tokenizer = _read_folder(folder, device, dtype)
+    return LoadedModel(model, tokenizer, spec, greedy_eos_ids(model, tokenizer), _name(spec))
+
+
+def encode_question(tokenizer: Any, question: str) -> list[int]:
+    """Token ids of a question alone, as the user's message, up to where the assistant's answer begins.
+
+    Raises:
+        SdbenchError: No tokenizer, or one without a chat template.
+    """
+    return _render(tokenizer, [{"role": "user", "content": question}], add_generation_prompt=True)
+
+
+def encode_reference(tokenizer: Any, question: str, answer: str) -> list[int]:
+    """Token ids of the whole exchange, the question and the reference answer in the assistant's place.
+
+    Raises:
+        SdbenchError: No tokenizer, or one without a chat template.
+    """
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return _render(tokenizer, messages, add_generation_prompt=False)
+
+
+def _render(tokenizer: Any, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> list[int]:
+    if tokenizer is None:
+        raise SdbenchError("this model has no tokenizer (random weights): it can be timed, but not asked questions")
+    if not getattr(tokenizer, "chat_template", None):
+        raise SdbenchError(f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: choose an instruction-tuned model")
+    # transformers 5 returns a dict of ids and mask unless told otherwise.
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=False))
+
+
+def _without_revision(spec: ModelSpec) -> ModelSpec:
+    if spec.revision is not None:
+        raise UsageError(f"--revision {spec.revision}: only a hub id has revisions, and {spec.source!r} ({spec.kind}) is not one")
+    return spec
+
+
+def _is_path(spec: ModelSpec) -> bool:
+    return spec.kind in ("folder", "gguf") or (spec.kind == "random" and not find_architecture(spec.source) and Path(spec.source).is_dir())
+
+
+def _name(spec: ModelSpec) -> str:
+    name = Path(spec.source).resolve().name if _is_path(spec) else spec.source
+    return f"{RANDOM}{name}" if spec.kind == "random" else name
+
+
+def _locate(spec: ModelSpec, tell: Progress) -> tuple[Path, ModelSpec]:
+    """The folder or file that holds the model (unused for a known random architecture), and the spec with the hub's commit."""
+    if spec.kind == "demo":
+        from sdbench.demo import MODEL_DIR  # the demo's data sits above this module
+
+        return MODEL_DIR, spec
+    if _is_path(spec) or (spec.kind == "random" and find_architecture(spec.source)):
+        return Path(spec.source), spec
+    tell(f"looking for {spec.source} on the hub, downloading what the cache lacks")
+    folder = _download(spec, weights=spec.kind != "random")
+    return folder, replace(spec, revision=folder.name)
+
+
+def _download(spec: ModelSpec, *, weights: bool) -> Path:
+    what = f"model {spec.source!r}" + (f" at revision {spec.revision}" if spec.revision else "")
+    try:
+        patterns = [*_TEXT_FILES, "*.safetensors"] if weights else _TEXT_FILES
+        # Sub-folders and consolidated files repeat the weights in other formats.
+        ignored = ["*/*", "consolidated*"]
+        return Path(
+            huggingface_hub.snapshot_download(spec.source, revision=spec.revision, allow_patterns=patterns, ignore_patterns=ignored)
+        )
+    except GatedRepoError as error:
+        raise SdbenchError(f"{what}: the hub wants you to accept its licence and log in first (hf auth login)") from error
+    except RevisionNotFoundError as error:
+        raise SdbenchError(f"{what}: the hub has the model, but not this revision") from error
+    except RepositoryNotFoundError as error:
+        raise SdbenchError(f"{what}: no such folder here, and no such (public) model on the hub") from error
+    except LocalEntryNotFoundError as error:
+        raise SdbenchError(f"{what}: no such folder here, not in the hub cache, and the hub cannot be reached (offline?)") from error
+    except Exception as error:
+        raise SdbenchError(f"{what}: the download failed: {_first_line(error)}") from error
+
+
+def _read_folder(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    if not (folder / "config.json").is_file():
+        raise SdbenchError(f"model {folder.name!r} has no config.json")
+    _check_weight_files(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        raise SdbenchError(f"model {folder.name!r} is quantised; pruning needs the unquantised checkpoint (or a .gguf file)")
+    model = _pretrained(folder, device, dtype, config=config)
+    return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def _read_gguf(file: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    with file.open("rb") as stream:
+        if stream.read(4) != b"GGUF":
+            raise SdbenchError(f"model {file.name!r} is not a GGUF file (it does not start with 'GGUF')")
+    # The conversion draws its own progress bar, which has no switch.
+    with contextlib.redirect_stderr(io.StringIO()):
+        model = _pretrained(file.parent, device, dtype, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True))
+        return model, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+
+
+def _pretrained(folder: Path, device: torch.device, dtype: torch.dtype, **options: Any) -> Any:
+    name = options.get("gguf_file", folder.name)
+    # Left to itself, transformers fills missing weights with random numbers and says no more than "see the report" about wrong sizes.
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map={"": device}, **options)
+    model, info = loaded
+    if wrong := sorted(info["mismatched_keys"]):
+        weight, found, wanted = wrong[0]
+        raise SdbenchError(f"model {name!r}: {weight} is {tuple(found)}, but the config asks for {tuple(wanted)}")
+    if missing := sorted(info["missing_keys"]):
+        raise SdbenchError(f"model {name!r} lacks {len(missing)} weights, {missing[0]} the first: the checkpoint is incomplete")
+    return model.eval()
+
+
+def _make_random(source: str, folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    known = find_architecture(source)
+    config = AutoConfig.for_model(**known.config) if known else AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config.initializer_range = RANDOM_STD
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        torch.manual_seed(RANDOM_SEED)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False).eval()
+    if known:
+        return model, None
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
+    return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False) if has_tokenizer else None
+
+
+def _check_weight_files(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted({folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    else:
+        files = [folder / "model.safetensors"]
+    for file in files:
+        if not file.is_file():
+            raise SdbenchError(f"model {folder.name!r}: the weight file {file.name} is missing")
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except SafetensorError as error:
+            raise SdbenchError(f"model {folder.name!r}: {file.name} is damaged or cut short ({_first_line(error)})") from error
+
+
+@contextlib.contextmanager
+def _one_line(spec: ModelSpec) -> Iterator[None]:
+    try:
+        yield
+    except SdbenchError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise SdbenchError(f"model {spec.source!r}: out of GPU memory while loading; use a smaller model or --device cpu") from error
+    except Exception as error:
+        # Loaders of other packages raise whatever they like: SafetensorError, KeyError, struct.error, ...
+        hint = "damaged, cut short, or of a kind that transformers cannot convert: " if spec.kind == "gguf" else ""
+        raise SdbenchError(f"model {spec.source!r} cannot be loaded: {hint}{type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no message"
+
+
+def _silence() -> None:
+    """Keeps the libraries' warnings and bars off stdout and stderr, which belong to the command line."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    huggingface_hub.utils.logging.set_verbosity_error()
+    huggingface_hub.utils.disable_progress_bars()
+    warnings.filterwarnings("ignore", module=r"transformers|huggingface_hub|gguf")
