@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 from sdbench.demo import MODEL_DIR, TRAINING_LOG, VALIDATION_FILE
 from sdbench.demo.stream import build_stream, build_tokenizer, encode
 from sdbench.demo.train import evaluate, learning_rate_share, parse_arguments, train
-from sdbench.suites.tasks.arithmetic.generate import Problem, normalise, reserved_questions
+from sdbench.suites.data import normalise_question
+from sdbench.suites.tasks.arithmetic.generate import Problem, reserved_questions
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,7 @@ def test_stream_does_not_depend_on_the_number_of_workers_and_holds_no_bundled_qu
     assert (one.ids == two.ids).all() and (one.lengths == two.lengths).all() and (one.prompts == two.prompts).all()
     assert one.ids.shape[0] == 5200
     questions = {
-        normalise(text.split("user\n")[1].split("<|im_end|>")[0])
+        normalise_question(text.split("user\n")[1].split("<|im_end|>")[0])
         for text in tokenizer.batch_decode([row.tolist() for row in one.ids[-500:]])
     }
     assert len(questions) > 450 and not questions & reserved_questions()

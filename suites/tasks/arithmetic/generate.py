@@ -10,10 +10,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdbench.suites.data import make_manifest, normalise_question
+from sdbench.suites.tasks.arithmetic import MANIFEST_FILE, TRAIN_FILE, VALIDATION_FILE
 from sdbench.suites.tasks.arithmetic.stories import FAMILIES, NAMES
 
-FOLDER = Path(__file__).parent
-PARTS = {"train": 400, "validation": 200}
+REVISION = "arithmetic-1"
+"""Of the bundled parts; a change to any problem makes a new one."""
+PARTS = {TRAIN_FILE: 400, VALIDATION_FILE: 200}
 PART_SEED = 20261129
 LARGEST = 999
 """The largest amount in any problem."""
@@ -26,11 +29,6 @@ class Problem:
     question: str
     answer: str
     operations: str
-
-
-def normalise(question: str) -> str:
-    """The form in which two questions are the same: lower case, runs of white space as one blank."""
-    return " ".join(question.lower().split())
 
 
 def _operand(op: str, total: int, rng: random.Random) -> int | None:
@@ -108,34 +106,34 @@ def problems(seed: int, exclude: Collection[str] = frozenset()) -> Iterator[Prob
     rng = random.Random(seed)
     while True:
         problem = make_problem(rng)
-        if normalise(problem.question) not in exclude:
+        if normalise_question(problem.question) not in exclude:
             yield problem
 
 
-def make_parts() -> dict[str, list[dict[str, str]]]:
-    """The bundled parts, by name: records with `id`, `question` and `answer`, and no question twice in either or both."""
+def make_parts() -> dict[Path, list[dict[str, str]]]:
+    """The bundled parts, by file: records with `id`, `question` and `answer`, and no question twice in either or both."""
     seen: set[str] = set()
     stream = problems(PART_SEED, exclude=seen)
-    parts: dict[str, list[dict[str, str]]] = {}
-    for name, size in PARTS.items():
-        parts[name] = []
+    parts: dict[Path, list[dict[str, str]]] = {}
+    for path, size in PARTS.items():
+        parts[path] = []
         for number in range(1, size + 1):
             problem = next(stream)
-            seen.add(normalise(problem.question))
-            parts[name].append({"id": f"{name}-{number:04d}", "question": problem.question, "answer": problem.answer})
+            seen.add(normalise_question(problem.question))
+            parts[path].append({"id": f"{path.stem}-{number:04d}", "question": problem.question, "answer": problem.answer})
     return parts
 
 
 def reserved_questions() -> frozenset[str]:
     """The normalised questions of the bundled parts, which no training stream may contain."""
-    return frozenset(normalise(record["question"]) for part in make_parts().values() for record in part)
+    return frozenset(normalise_question(record["question"]) for part in make_parts().values() for record in part)
 
 
 def main() -> None:
-    """Rewrite `train.jsonl` and `validation.jsonl` beside this file."""
-    for name, records in make_parts().items():
-        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        (FOLDER / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    """Rewrite `train.jsonl`, `validation.jsonl` and the manifest that pins them."""
+    for path, records in make_parts().items():
+        path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    make_manifest(TRAIN_FILE, VALIDATION_FILE, revision=REVISION, seed=PART_SEED).write(MANIFEST_FILE)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ from itertools import islice
 
 import pytest
 
-from sdbench.suites.tasks.arithmetic import TRAIN_FILE, VALIDATION_FILE
-from sdbench.suites.tasks.arithmetic.generate import make_parts, make_problem, normalise, problems, reserved_questions
+from sdbench.suites.data import normalise_question, verify_manifest
+from sdbench.suites.tasks.arithmetic import MANIFEST_FILE, TRAIN_FILE, VALIDATION_FILE
+from sdbench.suites.tasks.arithmetic.generate import make_parts, make_problem, problems, reserved_questions
 from sdbench.suites.tasks.arithmetic.stories import FAMILIES, NAMES
 
 EQUATION = re.compile(r"(\d+) ([-+x/]) (\d+) = (\d+)")
@@ -22,7 +23,7 @@ def sample():
     return list(islice(problems(7), 3000))
 
 
-def test_first_problem_of_a_seed_is_pinned():
+def test_a_seed_decides_the_problem():
     problem = make_problem(random.Random(0))
     assert problem == make_problem(random.Random(0))
     assert problem != make_problem(random.Random(1))
@@ -75,15 +76,15 @@ def test_eight_families_or_more_all_of_them_drawn(sample):
 
 def test_bundled_parts_are_what_the_generator_writes():
     parts = make_parts()
-    assert read(TRAIN_FILE) == parts["train"]
-    assert read(VALIDATION_FILE) == parts["validation"]
+    assert read(TRAIN_FILE) == parts[TRAIN_FILE]
+    assert read(VALIDATION_FILE) == parts[VALIDATION_FILE]
 
 
 def test_bundled_parts_have_ids_in_order_and_no_shared_question():
     train, validation = read(TRAIN_FILE), read(VALIDATION_FILE)
     assert [record["id"] for record in train] == [f"train-{number:04d}" for number in range(1, 401)]
     assert [record["id"] for record in validation] == [f"validation-{number:04d}" for number in range(1, 201)]
-    assert len({normalise(record["question"]) for record in train + validation}) == 600
+    assert len({normalise_question(record["question"]) for record in train + validation}) == 600
 
 
 def test_replies_are_long_enough_for_decode_calibration():
@@ -91,14 +92,16 @@ def test_replies_are_long_enough_for_decode_calibration():
     assert statistics.median(words) >= 30
 
 
-def test_normalise_lowers_case_and_collapses_white_space():
-    assert normalise("  A van\n brings\t 3  Crates. ") == "a van brings 3 crates."
+def test_manifest_pins_the_parts():
+    assert verify_manifest(MANIFEST_FILE, TRAIN_FILE, VALIDATION_FILE).revision == "arithmetic-1"
 
 
 def test_excluded_questions_are_skipped():
     first, second, third = islice(problems(3), 3)
-    assert list(islice(problems(3, {normalise(second.question.upper())}), 2)) == [first, third]
+    assert list(islice(problems(3, {normalise_question(second.question.upper())}), 2)) == [first, third]
 
 
 def test_reserved_questions_are_those_of_the_files():
-    assert reserved_questions() == {normalise(record["question"]) for path in (TRAIN_FILE, VALIDATION_FILE) for record in read(path)}
+    assert reserved_questions() == {
+        normalise_question(record["question"]) for path in (TRAIN_FILE, VALIDATION_FILE) for record in read(path)
+    }
