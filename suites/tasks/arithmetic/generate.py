@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdbench.suites.data import make_manifest, normalise_question
 from sdbench.suites.tasks.arithmetic import MANIFEST_FILE, TRAIN_FILE, VALIDATION_FILE
 from sdbench.suites.tasks.arithmetic.stories import FAMILIES, NAMES
 
@@ -29,6 +28,11 @@ class Problem:
     question: str
     answer: str
     operations: str
+
+
+def normalise(question: str) -> str:
+    """The form in which two questions are the same: what `suites.data` compares, spared its Unicode work for these ASCII texts."""
+    return " ".join(question.lower().split())
 
 
 def _operand(op: str, total: int, rng: random.Random) -> int | None:
@@ -106,7 +110,7 @@ def problems(seed: int, exclude: Collection[str] = frozenset()) -> Iterator[Prob
     rng = random.Random(seed)
     while True:
         problem = make_problem(rng)
-        if normalise_question(problem.question) not in exclude:
+        if normalise(problem.question) not in exclude:
             yield problem
 
 
@@ -119,18 +123,21 @@ def make_parts() -> dict[Path, list[dict[str, str]]]:
         parts[path] = []
         for number in range(1, size + 1):
             problem = next(stream)
-            seen.add(normalise_question(problem.question))
+            seen.add(normalise(problem.question))
             parts[path].append({"id": f"{path.stem}-{number:04d}", "question": problem.question, "answer": problem.answer})
     return parts
 
 
 def reserved_questions() -> frozenset[str]:
     """The normalised questions of the bundled parts, which no training stream may contain."""
-    return frozenset(normalise_question(record["question"]) for part in make_parts().values() for record in part)
+    return frozenset(normalise(record["question"]) for part in make_parts().values() for record in part)
 
 
 def main() -> None:
     """Rewrite `train.jsonl`, `validation.jsonl` and the manifest that pins them."""
+    # Here, so that training needs nothing installed but torch and transformers.
+    from sdbench.suites.data import make_manifest
+
     for path, records in make_parts().items():
         path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     make_manifest(TRAIN_FILE, VALIDATION_FILE, revision=REVISION, seed=PART_SEED).write(MANIFEST_FILE)

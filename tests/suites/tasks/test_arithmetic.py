@@ -8,7 +8,7 @@ import pytest
 
 from sdbench.suites.data import normalise_question, verify_manifest
 from sdbench.suites.tasks.arithmetic import MANIFEST_FILE, TRAIN_FILE, VALIDATION_FILE
-from sdbench.suites.tasks.arithmetic.generate import make_parts, make_problem, problems, reserved_questions
+from sdbench.suites.tasks.arithmetic.generate import make_parts, make_problem, normalise, problems, reserved_questions
 from sdbench.suites.tasks.arithmetic.stories import FAMILIES, NAMES
 
 EQUATION = re.compile(r"(\d+) ([-+x/]) (\d+) = (\d+)")
@@ -94,6 +94,13 @@ def test_replies_are_long_enough_for_decode_calibration():
 
 def test_manifest_pins_the_parts():
     assert verify_manifest(MANIFEST_FILE, TRAIN_FILE, VALIDATION_FILE).revision == "arithmetic-1"
+
+
+def test_normalise_is_that_of_the_splits(sample):
+    for problem in sample:
+        question = problem.question.replace(" ", "\n ")
+        assert question.isascii()
+        assert normalise(question) == normalise_question(question)
 
 
 def test_excluded_questions_are_skipped():
