@@ -283,7 +283,7 @@ def _pretrained(folder: Path, device: torch.device, dtype: torch.dtype, **option
     name = options.get("gguf_file", folder.name)
     # Left to itself, transformers fills missing weights with random numbers and says no more than "see the report" about wrong sizes.
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
-    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map={"": device}, **options)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map=device, **options)
     model, info = loaded
     if wrong := sorted(info["mismatched_keys"]):
         weight, found, wanted = wrong[0]

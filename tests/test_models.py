@@ -175,6 +175,12 @@ class TestFolder:
         config.write_text(config.read_text().replace("{", '{"quantization_config": {"quant_method": "fp8"},', 1))
         refuse("is quantised; pruning needs the unquantised checkpoint", str(checkpoint))
 
+    @pytest.mark.gpu
+    def test_on_the_gpu(self, checkpoint, tiny_qwen3):
+        model = load_model(resolve_model(str(checkpoint), None, CUDA), CUDA, FP32).model
+        assert {p.device for p in model.parameters()} == {CUDA}
+        assert all(torch.equal(model.state_dict()[name].cpu(), weight) for name, weight in tiny_qwen3.state_dict().items())
+
 
 class TestHub:
     @pytest.fixture
@@ -261,6 +267,14 @@ class TestRandom:
         assert torch.allclose(inv_freq, 10000.0 ** (-torch.arange(0, 16, 2).float() / 16), rtol=1e-6)
         [reply] = greedy(loaded.model, [[1, 2, 3]], max_new_tokens=4, eos_ids=loaded.eos_ids, ignore_eos=True)
         assert len(reply.ids) == 4
+
+    @pytest.mark.gpu
+    def test_on_the_gpu(self):
+        first, second = (load_model(resolve_model("random:tiny", None, CUDA), CUDA, torch.bfloat16).model for _ in range(2))
+        assert all(torch.equal(second.state_dict()[name], weight) for name, weight in first.state_dict().items())
+        assert {p.device for p in first.parameters()} == {CUDA}
+        assert (first.model.rotary_emb.inv_freq.dtype, first.model.rotary_emb.inv_freq.device) == (FP32, CUDA)
+        assert len(greedy(first, [[1, 2], [3, 4, 5]], max_new_tokens=4, eos_ids={7, 9}, ignore_eos=True)[1].ids) == 4
 
     def test_folder_gives_architecture_tokenizer_and_generation_config(self, checkpoint, tiny_qwen3):
         for file in checkpoint.glob("model*"):
