@@ -31,9 +31,6 @@ RANDOM_STD = 0.02
 _TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
-Progress = Callable[[str], None]
-"""Takes one line on what is being done."""
-
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -148,7 +145,7 @@ def resolve_model(text: str | None, revision: str | None, device: torch.device) 
     return ModelSpec("random" if is_random else "hub", source, revision, reason)
 
 
-def load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progress: Progress | None = None) -> LoadedModel:
+def load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None] | None = None) -> LoadedModel:
     """Loads a model, ready to run; downloads it first when it is a hub id that the cache lacks.
 
     The weights take ``dtype`` while they are read or made, never by a later cast of the whole model: the rotary frequencies stay fp32.
@@ -173,10 +170,10 @@ def load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progre
             model, tokenizer = _make_random(spec.source, folder, device, dtype)
         elif spec.kind == "gguf":
             tell(f"reading {folder.name}")
-            model, tokenizer = _read_gguf(folder, device, dtype)
+            model, tokenizer = _read_gguf(spec.source, folder, device, dtype)
         else:
             tell(f"loading {spec.source}")
-            model, tokenizer = _read_folder(folder, device, dtype)
+            model, tokenizer = _read_folder(spec.source, folder, device, dtype)
     return LoadedModel(model, tokenizer, spec, greedy_eos_ids(model, tokenizer), _name(spec))
 
 
@@ -223,7 +220,7 @@ def _name(spec: ModelSpec) -> str:
     return f"{RANDOM}{name}" if spec.kind == "random" else name
 
 
-def _locate(spec: ModelSpec, tell: Progress) -> tuple[Path, ModelSpec]:
+def _locate(spec: ModelSpec, tell: Callable[[str], None]) -> tuple[Path, ModelSpec]:
     """The folder or file that holds the model (unused for a known random architecture), and the spec with the hub's commit."""
     if spec.kind == "demo":
         from sdbench.demo import MODEL_DIR  # the demo's data sits above this module
@@ -257,30 +254,30 @@ def _download(spec: ModelSpec, *, weights: bool) -> Path:
         raise SdbenchError(f"{what}: the download failed: {_first_line(error)}") from error
 
 
-def _read_folder(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+def _read_folder(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     if not (folder / "config.json").is_file():
-        raise SdbenchError(f"model {folder.name!r} has no config.json")
-    _check_weight_files(folder)
+        raise SdbenchError(f"model {name!r} has no config.json, so it is not a transformers checkpoint")
+    _check_weight_files(name, folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    quantised = getattr(config, "quantization_config", None)
-    if quantised is not None:
-        raise SdbenchError(f"model {folder.name!r} is quantised; pruning needs the unquantised checkpoint (or a .gguf file)")
-    model = _pretrained(folder, device, dtype, config=config)
-    return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if getattr(config, "quantization_config", None) is not None:
+        raise SdbenchError(f"model {name!r} is quantised; pruning needs the unquantised checkpoint (or a .gguf file)")
+    tokenizer = _read_tokenizer(folder)
+    if tokenizer is None:
+        raise SdbenchError(f"model {name!r} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})")
+    return _pretrained(name, folder, device, dtype, config=config), tokenizer
 
 
-def _read_gguf(file: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+def _read_gguf(name: str, file: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
-            raise SdbenchError(f"model {file.name!r} is not a GGUF file (it does not start with 'GGUF')")
+            raise SdbenchError(f"model {name!r} is not a GGUF file (it does not start with 'GGUF')")
     # The conversion draws its own progress bar, which has no switch.
     with contextlib.redirect_stderr(io.StringIO()):
-        model = _pretrained(file.parent, device, dtype, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True))
+        model = _pretrained(name, file.parent, device, dtype, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True))
         return model, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
 
 
-def _pretrained(folder: Path, device: torch.device, dtype: torch.dtype, **options: Any) -> Any:
-    name = options.get("gguf_file", folder.name)
+def _pretrained(name: str, folder: Path, device: torch.device, dtype: torch.dtype, **options: Any) -> Any:
     # Left to itself, transformers fills missing weights with random numbers and says no more than "see the report" about wrong sizes.
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map=device, **options)
@@ -304,24 +301,30 @@ def _make_random(source: str, folder: Path, device: torch.device, dtype: torch.d
         return model, None
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
-    return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False) if has_tokenizer else None
+    return model, _read_tokenizer(folder)
 
 
-def _check_weight_files(folder: Path) -> None:
+def _read_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer; None when it has none, for which transformers would make up an empty one."""
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return None
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def _check_weight_files(name: str, folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = sorted({folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        files = sorted({folder / shard for shard in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
     else:
         files = [folder / "model.safetensors"]
     for file in files:
         if not file.is_file():
-            raise SdbenchError(f"model {folder.name!r}: the weight file {file.name} is missing")
+            raise SdbenchError(f"model {name!r}: the weight file {file.name} is missing")
         try:
             with safe_open(file, "pt"):
                 pass
         except SafetensorError as error:
-            raise SdbenchError(f"model {folder.name!r}: {file.name} is damaged or cut short ({_first_line(error)})") from error
+            raise SdbenchError(f"model {name!r}: {file.name} is damaged or cut short ({_first_line(error)})") from error
 
 
 @contextlib.contextmanager

@@ -170,6 +170,12 @@ class TestFolder:
         (checkpoint / "config.json").write_text("{")
         refuse("cannot be loaded", str(checkpoint))
 
+    def test_no_tokenizer(self, checkpoint):
+        for file in checkpoint.glob("tokenizer*"):
+            file.unlink()
+        refuse(r"has no tokenizer \(none of tokenizer\.json", str(checkpoint))
+        assert load(f"random:{checkpoint}").tokenizer is None
+
     def test_quantised_weights(self, checkpoint):
         config = checkpoint / "config.json"
         config.write_text(config.read_text().replace("{", '{"quantization_config": {"quant_method": "fp8"},', 1))
@@ -206,6 +212,12 @@ class TestHub:
         assert (loaded.name, loaded.spec.kind, loaded.spec.revision) == ("someone/tiny", "hub", "tiny")  # the snapshot folder's name
         assert (calls[0][0], calls[0][1]["revision"]) == ("someone/tiny", "main")
         assert "*.safetensors" in calls[0][1]["allow_patterns"]
+
+    @pytest.mark.parametrize("missing", ["config.json", "model-00001-of-*.safetensors"])
+    def test_an_incomplete_repository_is_named_by_its_id(self, hub, checkpoint, missing):
+        next(checkpoint.glob(missing)).unlink()
+        hub(checkpoint)
+        refuse(r"^model 'someone/tiny'.*(no config\.json|model-00001-of-\d+\.safetensors is missing)", "someone/tiny")
 
     def test_random_of_an_unknown_hub_id_downloads_no_weights(self, hub, checkpoint):
         calls = hub(checkpoint)
@@ -346,7 +358,7 @@ class TestGguf:
 
     def test_not_a_gguf_file(self, tmp_path):
         (tmp_path / "not.gguf").write_bytes(b"PK\x03\x04 a zip archive")
-        refuse("'not.gguf' is not a GGUF file", str(tmp_path / "not.gguf"))
+        refuse("not.gguf' is not a GGUF file", str(tmp_path / "not.gguf"))
 
     @pytest.mark.slow
     @pytest.mark.skipif("SDBENCH_TEST_GGUF" not in os.environ, reason="SDBENCH_TEST_GGUF names no GGUF file of a chat model")
