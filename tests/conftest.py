@@ -9,7 +9,7 @@ if not torch.cuda.is_available():
     # Triton decides at its import whether kernels are interpreted.
     os.environ["TRITON_INTERPRET"] = "1"
 
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config  # noqa: E402 (after the switch above)
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 
 torch.set_num_threads(1)
 
