@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ def find(kernel: str, name: str) -> Variant:
     return _VARIANTS[kernel, name]
 
 
+@cache
 def _load_all() -> None:
     for folder in sorted(p for p in Path(__file__).parent.iterdir() if (p / "__init__.py").is_file()):
         package = importlib.import_module(f"sdbench.kernels.{folder.name}")

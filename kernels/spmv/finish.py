@@ -37,11 +37,13 @@ def finish_rows(total, rows, inside, y_ptr, partial_ptr, arrived_ptr, OUT, split
         tl.store(y_ptr + rows, total.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-_WORKSPACES: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
+_WORKSPACES: dict[tuple[torch.device, int], list[tuple[Tensor, Tensor]]] = {}
 
 
 def workspace(device: torch.device, splits: int, out_features: int, row_blocks: int) -> tuple[Tensor, Tensor]:
-    """Partial sums and arrival counters of one launch, kept between launches (they are stream-ordered, and a graph needs fixed addresses).
+    """Partial sums and arrival counters of one launch, shared by the launches of a stream, which run one after the other.
+
+    A workspace that became too small is kept: a captured CUDA graph may still hold its address.
 
     Args:
         device: Where the kernel runs.
@@ -53,10 +55,10 @@ def workspace(device: torch.device, splits: int, out_features: int, row_blocks: 
         float32 ``[>= splits * out]`` and int32 zeros ``[>= row_blocks]``.
     """
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    partial, arrived = _WORKSPACES.get((device, stream), (None, None))
-    if partial is None or partial.numel() < splits * out_features:
-        partial = torch.empty(splits * out_features, dtype=torch.float32, device=device)
-    if arrived is None or arrived.numel() < row_blocks:
-        arrived = torch.zeros(row_blocks, dtype=torch.int32, device=device)
-    _WORKSPACES[device, stream] = partial, arrived
-    return partial, arrived
+    made = _WORKSPACES.setdefault((device, stream), [])
+    for partial, arrived in made:
+        if partial.numel() >= splits * out_features and arrived.numel() >= row_blocks:
+            return partial, arrived
+    partial = torch.empty(splits * out_features, dtype=torch.float32, device=device)
+    made.append((partial, torch.zeros(row_blocks, dtype=torch.int32, device=device)))
+    return made[-1]

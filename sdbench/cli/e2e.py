@@ -86,9 +86,9 @@ def command(
     from sdbench.models import resolve_device, resolve_dtype, resolve_model
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
-    from sdbench.results import strict_json
+    from sdbench.results import strict_json, write_atomic
     from sdbench.suites.e2e.options import DENSE, E2EOptions
-    from sdbench.suites.e2e.report import COLUMNS, document, notes, table_rows, wrong_calls
+    from sdbench.suites.e2e.report import COLUMNS, document, markdown, notes, table_rows, wrong_calls
     from sdbench.suites.e2e.suite import run
     from sdbench.tables import render_table
 
@@ -110,6 +110,7 @@ def command(
     with run_directory(output, "e2e", options.arguments(), environment) as directory, Progress() as progress:
         progress.note(f"model: {options.arguments()['model']} ({spec.reason})")
         outcome = run(options, directory, progress)
+        write_atomic(output / "report.md", markdown(options, outcome))
         wrong = wrong_calls(outcome.arms)
         if wrong:
             raise CheckFailed("; ".join(wrong))

@@ -56,8 +56,8 @@ def command(
     from sdbench.errors import ExitCode
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
-    from sdbench.results import strict_json
-    from sdbench.suites.kernels.report import COLUMNS, headline, slowest_speedup, table_rows
+    from sdbench.results import strict_json, write_atomic
+    from sdbench.suites.kernels.report import COLUMNS, headline, markdown, slowest_speedup, table_rows
     from sdbench.suites.kernels.shapes import parse_shapes
     from sdbench.suites.kernels.suite import SCHEMA, KernelRun, run
     from sdbench.tables import render_table
@@ -77,6 +77,8 @@ def command(
         if target.type == "cpu":
             progress.note(NO_GPU)
         rows = run(options, directory, progress)
+        if output:
+            write_atomic(output / "report.md", markdown(rows))
     if as_json:
         sys.stdout.write(strict_json({"schema": SCHEMA, "environment": environment, "rows": rows}, indent=2) + "\n")
     else:

@@ -51,6 +51,7 @@ def greedy(
     eos_ids: Collection[int],
     ignore_eos: bool = False,
     on_token: Callable[[int], None] | None = None,
+    forward: "EagerForward | None" = None,
 ) -> list[Reply]:
     """Decodes by argmax of the raw logits; the checkpoint's sampling settings, penalties and minimum lengths don't apply.
 
@@ -65,6 +66,7 @@ def greedy(
         eos_ids: Ids that end a reply.
         ignore_eos: Give exactly ``max_new_tokens`` tokens, whatever they are.
         on_token: Called after each step with the number of tokens that the unfinished replies hold.
+        forward: What runs the model; None for a plain eager forward with a cache that grows.
 
     Returns:
         One reply a prompt, in order.
@@ -73,9 +75,10 @@ def greedy(
         UsageError: ``max_new_tokens`` below 1, or more positions than the model has.
         SdbenchError: No prompt, an empty prompt, or NaN or Inf among the logits of a counted token.
     """
-    _check_request(model, prompts, max_new_tokens)
+    forward = forward or EagerForward(model)
+    forward.reset()
+    _check_request(prompts, max_new_tokens, forward.max_positions)
     device = model.device
-    forward = _Forward(model)
     batch, width = len(prompts), max(map(len, prompts))
     input_ids = torch.tensor([[FILLER] * (width - len(p)) + list(p) for p in prompts], device=device)
     mask = torch.tensor([[False] * (width - len(p)) + [True] * len(p) for p in prompts], device=device)
@@ -162,23 +165,43 @@ def greedy_eos_ids(model: Any, tokenizer: Any = None) -> frozenset[int]:
     raise SdbenchError("no EOS id in the generation config, the model config or the tokenizer: set eos_token_id in one")
 
 
-class _Forward:
-    """One forward with the KV cache carried along; returns the last position's logits [batch, vocab]."""
+class EagerForward:
+    """One forward with the KV cache carried along; :meth:`reset` starts a new batch.
+
+    Args:
+        model: A transformers causal language model in eval mode.
+
+    Attributes:
+        fixed: Keyword arguments of every forward.
+        max_positions: Longest prompt and reply together; None where there is no limit.
+    """
 
     def __init__(self, model: Any):
         self.model = model
-        self.fixed: dict[str, Any] = {cache_keyword(model): DynamicCache(config=model.config), "use_cache": True}
+        self.fixed: dict[str, Any] = {"use_cache": True}
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
             self.fixed["logits_to_keep"] = 1
+        self.max_positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+    def reset(self) -> None:
+        """Starts with an empty cache."""
+        self.fixed[cache_keyword(self.model)] = DynamicCache(config=self.model.config)
         self.seen = 0
 
     def __call__(self, input_ids: Tensor, positions: Tensor, full_mask: Tensor | None) -> Tensor:
+        """The last position's logits ``[batch, vocab]``.
+
+        Args:
+            input_ids: ``[batch, positions]``.
+            positions: Their position ids, same shape.
+            full_mask: ``[batch, >= positions so far]``, 0 where there is padding; None without padding.
+        """
         self.seen += input_ids.shape[1]
         mask = None if full_mask is None else full_mask[:, : self.seen]
         return self.model(input_ids=input_ids, position_ids=positions, attention_mask=mask, **self.fixed).logits[:, -1]
 
 
-def _check_request(model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+def _check_request(prompts: Sequence[Sequence[int]], max_new_tokens: int, limit: int | None) -> None:
     if max_new_tokens < 1:
         raise UsageError(f"max_new_tokens is {max_new_tokens}: a reply needs at least 1 token")
     if not prompts:
@@ -186,12 +209,11 @@ def _check_request(model: Any, prompts: Sequence[Sequence[int]], max_new_tokens:
     for index, prompt in enumerate(prompts):
         if len(prompt) == 0:
             raise SdbenchError(f"prompt {index} is empty: there is nothing to prefill")
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     longest = max(map(len, prompts))
     if limit is not None and longest + max_new_tokens > limit:
         raise UsageError(
-            f"a prompt of {longest} tokens and {max_new_tokens} new ones exceed the model's {limit} positions (max_position_embeddings); "
-            "ask for fewer tokens or shorten the prompt"
+            f"a prompt of {longest} tokens and {max_new_tokens} new ones exceed the {limit} positions "
+            "that there are (max_position_embeddings, or the cache); ask for fewer tokens or shorten the prompt"
         )
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdbench.engine.phase import current_phase
-from sdbench.kernels.spmv import auto_variant, spmv
+from sdbench.kernels.spmv import bind
 from sdbench.packing import PackedWeight
 
 PrefillWeights = Literal["pruned", "dense"]
@@ -35,7 +35,7 @@ class PackedLinear(nn.Module):
         self.packed = packed
         self.prefill_weight = prefill_weight
         self.bias = bias
-        self.variant = auto_variant(packed) if variant == "auto" else variant
+        self.spmv = bind(packed, variant)
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,9 +51,14 @@ class PackedLinear(nn.Module):
             return F.linear(x, self.prefill_weight, self.bias)
         rows = x.reshape(-1, self.in_features)
         self.calls += len(rows)
-        y = torch.stack([spmv(self.packed, row, self.variant) for row in rows]) if len(rows) > 1 else spmv(self.packed, rows, self.variant)
+        y = torch.stack([self.spmv(row) for row in rows]) if len(rows) > 1 else self.spmv(rows)
         y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
+
+    @property
+    def variant(self) -> str:
+        """Name of the SpMV variant that runs."""
+        return self.spmv.variant.name
 
     def extra_repr(self) -> str:
         """Shape, pattern and variant."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sdbench.engine.greedy import Reply, greedy
+from sdbench.engine.greedy import EagerForward, Reply, greedy
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.models import LoadedModel
 from sdbench.progress import Task
@@ -49,34 +49,50 @@ class Calls:
     expected: int
 
 
-def counted_reply(
-    loaded: LoadedModel, packed: Mapping[str, PackedLinear], prompt: Sequence[int], max_new_tokens: int, *, ignore_eos: bool
-) -> tuple[Reply, Calls]:
-    """One greedy reply at batch 1, with the SpMV launches that it took beside those it must take: packed linears x decode steps."""
-    before = sum(module.calls for module in packed.values())
-    (reply,) = greedy(loaded.model, [prompt], max_new_tokens=max_new_tokens, eos_ids=loaded.eos_ids, ignore_eos=ignore_eos)
-    counted = sum(module.calls for module in packed.values()) - before
-    return reply, Calls(counted, len(packed) * reply.decode_steps)
+@dataclass(frozen=True)
+class Contender:
+    """One arm, ready to decode.
+
+    Attributes:
+        arm: Its name.
+        loaded: The model, packed linears in place.
+        packed: Those linears by name; empty for dense.
+        forward: What runs a step.
+        path: Name of that, for the row.
+    """
+
+    arm: str
+    loaded: LoadedModel
+    packed: Mapping[str, PackedLinear]
+    forward: EagerForward
+    path: str
+
+    def reply(self, prompt: Sequence[int], max_new_tokens: int, *, ignore_eos: bool) -> tuple[Reply, Calls]:
+        """One greedy reply at batch 1, with the SpMV launches that it took beside those it must take: packed linears x decode steps."""
+        before = sum(module.calls for module in self.packed.values())
+        (reply,) = greedy(
+            self.loaded.model,
+            [prompt],
+            max_new_tokens=max_new_tokens,
+            eos_ids=self.loaded.eos_ids,
+            ignore_eos=ignore_eos,
+            forward=self.forward,
+        )
+        counted = sum(module.calls for module in self.packed.values()) - before
+        return reply, Calls(counted, len(self.packed) * reply.decode_steps)
 
 
-def answer_runs(
-    arm: str,
-    loaded: LoadedModel,
-    packed: Mapping[str, PackedLinear],
-    questions: Sequence[Question],
-    max_tokens: int,
-    journal: Journal,
-    task: Task,
-) -> list[dict[str, Any]]:
+def answer_runs(contender: Contender, questions: Sequence[Question], max_tokens: int, journal: Journal, task: Task) -> list[dict[str, Any]]:
     """Answers and grades each question, EOS honoured; questions that the journal holds already are not asked again.
 
     Returns:
         The arm's samples, in the order of the questions.
     """
+    arm, loaded = contender.arm, contender.loaded
     done = {sample["example"]: sample for sample in journal.samples if sample["arm"] == arm}
     for question in questions:
         if question.id not in done:
-            reply, calls = counted_reply(loaded, packed, question.prompt, max_tokens, ignore_eos=False)
+            reply, calls = contender.reply(question.prompt, max_tokens, ignore_eos=False)
             text = loaded.tokenizer.decode(reply.ids, skip_special_tokens=True)
             sample = {
                 "arm": arm,
@@ -102,16 +118,7 @@ def answer_runs(
 
 
 def rate_runs(
-    arm: str,
-    loaded: LoadedModel,
-    packed: Mapping[str, PackedLinear],
-    prompt: Sequence[int],
-    *,
-    equal_tokens: int,
-    warmup_tokens: int,
-    repeats: int,
-    journal: Journal,
-    task: Task,
+    contender: Contender, prompt: Sequence[int], *, equal_tokens: int, warmup_tokens: int, repeats: int, journal: Journal, task: Task
 ) -> list[dict[str, Any]]:
     """Decodes exactly ``equal_tokens`` several times, EOS ignored; the warm-up before is not timed.
 
@@ -119,13 +126,14 @@ def rate_runs(
         One row a repeat, with its decode rate in tokens a second.
     """
     if warmup_tokens:
-        greedy(loaded.model, [prompt], max_new_tokens=warmup_tokens, eos_ids=loaded.eos_ids, ignore_eos=True)
+        contender.reply(prompt, warmup_tokens, ignore_eos=True)
     rows = []
     for repeat in range(repeats):
-        reply, calls = counted_reply(loaded, packed, prompt, equal_tokens, ignore_eos=True)
+        reply, calls = contender.reply(prompt, equal_tokens, ignore_eos=True)
         row = {
             "record": "rate",
-            "arm": arm,
+            "arm": contender.arm,
+            "path": contender.path,
             "repeat": repeat,
             "tokens": len(reply.ids),
             "prefill_seconds": reply.prefill_seconds,

@@ -5,7 +5,7 @@ from typing import Any
 
 from sdbench.suites.e2e.options import E2EOptions
 from sdbench.suites.e2e.suite import Outcome
-from sdbench.tables import Column
+from sdbench.tables import Column, to_markdown
 
 SCHEMA = "sdbench.e2e/1"
 
@@ -38,6 +38,11 @@ def notes(options: E2EOptions, outcome: Outcome) -> list[str]:
     if sources:
         rows = ", ".join(f"{name} {entry['rows']} of {entry['rows_available']}" for name, entry in sources.items())
         lines.append(f"calibration rows a layer, equal on every arm: {rows}")
+    path, path_reason = arms[0]["path"], arms[0]["path_reason"]
+    lines.append(f"decode loop, the same on every arm: {path}" + (f" ({path_reason})" if path_reason else ""))
+    others = [f"{name} {rate:.1f} tok/s" for name, rate in arms[0]["baselines"].items() if rate]
+    if len(others) > 1:
+        lines.append(f"dense baselines of this run, speed-ups are over the fastest: {', '.join(others)}")
     variants = sorted({arm["variant"] for arm in arms if arm["variant"]})
     if variants:
         lines.append(f"decode steps of pruned linears ran the {', '.join(variants)} SpMV")
@@ -67,6 +72,12 @@ def document(options: E2EOptions, outcome: Outcome, environment: dict[str, Any],
         "calibration": outcome.calibration,
         "arms": outcome.arms,
     }
+
+
+def markdown(options: E2EOptions, outcome: Outcome) -> str:
+    """The table and its notes, for a job summary or a pull request."""
+    lines = "".join(f"- {line}\n" for line in notes(options, outcome))
+    return f"### {options.arguments()['model']}: dense against pruned, batch 1\n\n{to_markdown(COLUMNS, table_rows(outcome.arms))}\n{lines}"
 
 
 def wrong_calls(arms: Sequence[dict[str, Any]]) -> list[str]:

@@ -11,8 +11,10 @@ from sdbench.calibrate.collect import LayerStatistics
 from sdbench.calibrate.methods import METHODS, Pruned, prune_linears
 from sdbench.calibrate.select import select_linears
 from sdbench.calibrate.sources import SOURCES, CalibrationText, collect, equalise, make_text, replay_difference
-from sdbench.engine.greedy import greedy
+from sdbench.engine.graph import GraphForward
+from sdbench.engine.greedy import EagerForward, greedy
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
+from sdbench.errors import SdbenchError
 from sdbench.memory import peak_memory
 from sdbench.models import LoadedModel, load_model
 from sdbench.packing import PackedWeight, pack
@@ -21,12 +23,13 @@ from sdbench.results import RunDirectory
 from sdbench.suites.e2e import data
 from sdbench.suites.e2e.ceiling import ceiling, step_bytes
 from sdbench.suites.e2e.data import Question
-from sdbench.suites.e2e.judge import Journal, answer_runs, rate_runs
+from sdbench.suites.e2e.judge import Contender, Journal, answer_runs, rate_runs
 from sdbench.suites.e2e.options import Arm, E2EOptions
 from sdbench.suites.metrics import speedup
 from sdbench.timing import summarise
 
 NO_TEXT = "random weights: replies mean nothing, so that only speed is measured"
+EAGER, GRAPH = "transformers, eager", "transformers, static cache and CUDA graph"
 CPU_RATE = "CPU rates say nothing about GPU speed"
 
 
@@ -52,8 +55,7 @@ def run(options: E2EOptions, directory: RunDirectory | None, progress: Progress)
         progress: Where to report.
     """
     examples = data.load(options)
-    progress.note(f"loading {options.spec.source}")
-    loaded = load_model(options.spec, options.device, options.dtype)
+    loaded = load_model(options.spec, options.device, options.dtype, progress.note)
     linears = select_linears(loaded.model, options.targets, options.ignore)
     for name, linear in linears.items():
         options.pattern.require_width(linear.in_features, name)
@@ -83,7 +85,7 @@ def _calibrate(
     replies: list[tuple[int, ...] | None] = [None] * len(questions)
     report: dict[str, Any] = {"replies": None, "replay_difference": None}
     if any(SOURCES[source].needs_reply for source in sources):
-        random = loaded.tokenizer is None
+        random = options.spec.kind == "random"
         with progress.task("calibration replies", len(questions)) as task:
             for start in range(0, len(questions), options.batch_size):
                 batch = questions[start : start + options.batch_size]
@@ -150,20 +152,37 @@ class _Runner:
         """Prunes where the arm asks for it, then runs answers and rates; records the arm's row."""
         reports: dict[str, Any] = {}
         with self._in_place(arm, statistics, reports) as packed:
-            samples = self._answers(arm, packed)
+            forward, path, path_reason = self._forward()
+            contender = Contender(arm.name, self.loaded, packed, forward, path)
+            samples = self._answers(contender)
             with peak_memory(self.options.device) as peak:
-                rates = self._rates(arm, packed)
-            nbytes = step_bytes(self.loaded.model, packed, len(self.questions[0].prompt) + self.options.equal_tokens // 2)
-        row = self._row(arm, packed, samples, rates, nbytes) | {
-            "peak_bytes": peak.bytes,
-            "peak_bytes_reason": peak.reason,
-            "layers": reports,
-        }
+                rates = self._rates(contender)
+            row = self._row(arm, contender, samples, rates)
+            if self.baseline is None:
+                self._compare_paths(contender, row)
+        row |= {"path": path, "path_reason": path_reason, "peak_bytes": peak.bytes, "peak_bytes_reason": peak.reason, "layers": reports}
         if self.baseline is None:
             self.baseline = row
         self.journal.add_row({"record": "arm", **row})
         self.progress.note(f"{arm.name}: done")
         return row
+
+    def _forward(self) -> tuple[EagerForward, str, str | None]:
+        """The fastest path for the model as it is now, its name, and why it is not a graph where it is not."""
+        if self.options.device.type != "cuda":
+            return EagerForward(self.loaded.model), EAGER, "no GPU: nothing to capture"
+        longest = max(len(question.prompt) for question in self.questions)
+        try:
+            return GraphForward(self.loaded.model, longest + max(self.options.max_tokens, self.options.equal_tokens)), GRAPH, None
+        except SdbenchError as error:
+            return EagerForward(self.loaded.model), EAGER, str(error)
+
+    def _compare_paths(self, dense: Contender, row: dict[str, Any]) -> None:
+        """Adds the other ways to run the dense model; speed-ups are over the fastest."""
+        row["baselines"] = {dense.path: row["decode_rate"]}
+        if dense.path != EAGER:
+            eager = Contender(dense.arm, dense.loaded, dense.packed, EagerForward(dense.loaded.model), EAGER)
+            row["baselines"][EAGER] = _rate(self._rates(eager))[0]
 
     @contextmanager
     def _in_place(self, arm: Arm, statistics: Mapping[str, LayerStatistics], reports: dict[str, Any]) -> Iterator[dict[str, PackedLinear]]:
@@ -182,18 +201,16 @@ class _Runner:
         with packed_linears(self.loaded.model, weights, self.options.prefill) as modules:
             yield modules
 
-    def _answers(self, arm: Arm, packed: Mapping[str, PackedLinear]) -> list[dict[str, Any]]:
-        if self.loaded.tokenizer is None:
+    def _answers(self, contender: Contender) -> list[dict[str, Any]]:
+        if self.options.spec.kind == "random":
             return []
-        with self.progress.task(f"answers: {arm.name}", len(self.questions)) as task:
-            return answer_runs(arm.name, self.loaded, packed, self.questions, self.options.max_tokens, self.journal, task)
+        with self.progress.task(f"answers: {contender.arm}", len(self.questions)) as task:
+            return answer_runs(contender, self.questions, self.options.max_tokens, self.journal, task)
 
-    def _rates(self, arm: Arm, packed: Mapping[str, PackedLinear]) -> list[dict[str, Any]]:
-        with self.progress.task(f"rate: {arm.name}", self.options.rate_repeats) as task:
+    def _rates(self, contender: Contender) -> list[dict[str, Any]]:
+        with self.progress.task(f"rate: {contender.arm}", self.options.rate_repeats) as task:
             return rate_runs(
-                arm.name,
-                self.loaded,
-                packed,
+                contender,
                 self.questions[0].prompt,
                 equal_tokens=self.options.equal_tokens,
                 warmup_tokens=self.options.warmup_tokens,
@@ -202,16 +219,15 @@ class _Runner:
                 task=task,
             )
 
-    def _row(
-        self, arm: Arm, packed: Mapping[str, PackedLinear], samples: Sequence[dict[str, Any]], rates: Sequence[dict[str, Any]], nbytes: int
-    ) -> dict[str, Any]:
-        options = self.options
-        times = summarise([row["decode_rate"] for row in rates if row["decode_rate"] is not None])
-        rate = times.p50 if times else None
-        base = self.baseline
-        (gain, reason) = (
-            speedup(rate, base["decode_rate"], options.equal_tokens, base["equal_tokens"]) if base else (None, "this arm is the baseline")
-        )
+    def _row(self, arm: Arm, contender: Contender, samples: Sequence[dict[str, Any]], rates: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        options, packed = self.options, contender.packed
+        nbytes = step_bytes(self.loaded.model, packed, len(self.questions[0].prompt) + options.equal_tokens // 2)
+        rate, spread = _rate(rates)
+        gain: float | None = None
+        reason: str | None = "this arm is the baseline"
+        if self.baseline:
+            fastest = max((known for known in self.baseline["baselines"].values() if known), default=None)
+            gain, reason = speedup(rate, fastest, rates[0]["tokens"], self.baseline["equal_tokens"])
         bound, bound_reason = ceiling(nbytes, options.device)
         quality_reason = None if samples else NO_TEXT
         return {
@@ -225,9 +241,9 @@ class _Runner:
             "truncated": sum(s["truncated"] for s in samples) if samples else None,
             "quality_reason": quality_reason,
             "reply_tokens": (lambda t: t.p50 if t else None)(summarise([s["tokens"] for s in samples])),
-            "equal_tokens": options.equal_tokens,
+            "equal_tokens": rates[0]["tokens"],
             "decode_rate": rate,
-            "decode_rate_spread": times.as_dict() if times else None,
+            "decode_rate_spread": spread,
             "decode_rate_reason": CPU_RATE if options.device.type == "cpu" else None,
             "speedup": gain,
             "speedup_reason": reason,
@@ -238,3 +254,9 @@ class _Runner:
             "ceiling": bound,
             "ceiling_reason": bound_reason,
         }
+
+
+def _rate(rows: Sequence[dict[str, Any]]) -> tuple[float | None, dict[str, float] | None]:
+    """Median decode rate of some rate runs, and its spread."""
+    times = summarise([row["decode_rate"] for row in rows if row["decode_rate"] is not None])
+    return (times.p50, times.as_dict()) if times else (None, None)

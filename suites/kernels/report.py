@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sdbench.tables import Column
+from sdbench.tables import Column, to_markdown
 
 COLUMNS = (
     Column("layer", key=True),
@@ -33,6 +33,11 @@ def table_rows(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
         rows, key=lambda row: (order[tuple(row["of_shape"])], row["pattern"] is not None, row["pattern"] or "", row["variant"])
     )
     return [_cells(row) for row in ordered]
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The table and its sums, for a job summary or a pull request."""
+    return to_markdown(COLUMNS, table_rows(rows)) + "".join(f"\n- {line}" for line in headline(rows)) + "\n"
 
 
 @dataclass(frozen=True)

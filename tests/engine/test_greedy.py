@@ -226,7 +226,7 @@ def test_bad_requests_are_refused():
         greedy(model, [], max_new_tokens=4, eos_ids=())
     with pytest.raises(UsageError, match="max_new_tokens is 0"):
         greedy(model, [[1]], max_new_tokens=0, eos_ids=())
-    with pytest.raises(UsageError, match="10 tokens and 7 new ones exceed the model's 16 positions"):
+    with pytest.raises(UsageError, match="10 tokens and 7 new ones exceed the 16 positions"):
         greedy(model, [[1] * 10], max_new_tokens=7, eos_ids=())
     assert len(greedy(model, [[1] * 10], max_new_tokens=6, eos_ids=())[0].ids) == 6
 

@@ -1,0 +1,86 @@
+"""One decode step of a live transformers model as one CUDA graph, so that launch overhead weighs on no arm.
+
+The KV cache is static and one graph serves prompts of every length: positions live on the device, and a reset empties the cache in place.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import StaticCache
+from transformers.cache_utils import StaticLayer
+
+from sdbench.engine.greedy import EagerForward, cache_keyword
+from sdbench.engine.packed_linear import PackedLinear
+from sdbench.engine.phase import current_phase, phase
+from sdbench.errors import SdbenchError
+
+
+class GraphForward(EagerForward):
+    """Prefill eagerly, decode by graph replay; batch 1. Give it to :func:`sdbench.engine.greedy.greedy`.
+
+    The graph holds the modules that were in the model when it was made: make a new one after swapping linears.
+
+    Args:
+        model: A transformers causal language model on a CUDA device, in eval mode.
+        max_positions: Prompt and reply together must fit this many positions.
+        capture: Capture a graph; False runs the same static-cache step without one (CPU tests of the logic).
+
+    Raises:
+        SdbenchError: The model's cache keeps state outside the device (sliding windows), which a graph would freeze.
+    """
+
+    def __init__(self, model: Any, max_positions: int, capture: bool = True):
+        super().__init__(model)
+        self.max_positions = max_positions
+        self._cache = StaticCache(config=model.config, max_cache_len=max_positions)
+        foreign = {type(layer).__name__ for layer in self._cache.layers if type(layer) is not StaticLayer}
+        if foreign:
+            raise SdbenchError(f"no CUDA graph for {type(model).__name__}: its cache has {', '.join(sorted(foreign))}")
+        self.fixed[cache_keyword(model)] = self._cache
+        self._packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
+        self._ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+        self._positions = torch.ones(1, 1, dtype=torch.long, device=model.device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._logits: Tensor | None = None
+        self._calls: list[int] = []
+        if capture:
+            self._capture()
+
+    def reset(self) -> None:
+        """Empties the cache in place; the graph keeps its addresses."""
+        self._cache.reset()
+
+    def __call__(self, input_ids: Tensor, positions: Tensor, full_mask: Tensor | None) -> Tensor:
+        """The last position's logits ``[1, vocab]``; after a decode step valid until the next one."""
+        running = current_phase()
+        if running is None or running.name == "prefill" or self._graph is None:
+            return self.model(input_ids=input_ids, position_ids=positions, **self.fixed).logits[:, -1]
+        self._ids.copy_(input_ids)
+        self._positions.copy_(positions)
+        self._graph.replay()
+        for module, calls in zip(self._packed, self._calls, strict=True):
+            module.calls += calls
+        assert self._logits is not None
+        return self._logits
+
+    @torch.no_grad()
+    def _capture(self) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            # Allocates the cache and compiles every kernel: neither may happen while a graph is captured.
+            with phase("prefill"):
+                self(self._ids, self._positions - 1, None)
+            for _ in range(2):
+                with phase("decode"):
+                    self(self._ids, self._positions, None)
+        torch.cuda.current_stream().wait_stream(stream)
+        before = [module.calls for module in self._packed]
+        graph = torch.cuda.CUDAGraph()
+        with phase("decode"), torch.cuda.graph(graph, stream=stream):
+            self._logits = self(self._ids, self._positions, None)
+        self._graph = graph
+        self._calls = [module.calls - count for module, count in zip(self._packed, before, strict=True)]
+        for module, count in zip(self._packed, before, strict=True):
+            module.calls = count

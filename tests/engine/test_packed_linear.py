@@ -1,0 +1,77 @@
+"""Packed linears in a live model: the phase says which way they run, launches are counted, and the model comes back as it was."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from sdbench.calibrate.magnitude import keep_mask
+from sdbench.engine.greedy import greedy
+from sdbench.engine.packed_linear import PackedLinear, packed_linears
+from sdbench.engine.phase import phase
+from sdbench.packing import PackedWeight, pack
+from sdbench.pattern import Pattern
+
+PATTERN = Pattern(2, 4)
+
+
+def packed(weight: torch.Tensor) -> PackedWeight:
+    return pack(weight.detach(), keep_mask(weight, PATTERN), PATTERN)
+
+
+def projections(model: PreTrainedModel) -> dict[str, nn.Linear]:
+    return {name: module for name, module in model.named_modules() if name.endswith("_proj")}
+
+
+@pytest.mark.parametrize("kind", ["tiny_qwen3", "tiny_llama"])
+def test_ids_are_those_of_the_pruned_dense_model(kind: str, request: pytest.FixtureRequest) -> None:
+    model: PreTrainedModel = request.getfixturevalue(kind)
+    weights = {name: packed(linear.weight) for name, linear in projections(model).items()}
+    with packed_linears(model, weights, "pruned") as modules:
+        (sparse,) = greedy(model, [[5, 9, 11]], max_new_tokens=10, eos_ids=())
+        assert sum(module.calls for module in modules.values()) == len(weights) * 9
+    for name, linear in projections(model).items():
+        linear.weight.data = weights[name].unpack()
+    (dense,) = greedy(model, [[5, 9, 11]], max_new_tokens=10, eos_ids=())
+    assert sparse.ids == dense.ids
+
+
+def test_the_phase_decides_and_not_the_number_of_tokens() -> None:
+    """A one-token prompt is prefill: on original weights with prefill dense, on pruned ones else; a decode step is pruned always."""
+    linear = nn.Linear(8, 3)
+    model = nn.Sequential(linear)
+    x = torch.randn(1, 1, 8)
+    pruned = nn.functional.linear(x, torch.where(keep_mask(linear.weight, PATTERN), linear.weight, 0), linear.bias)
+    for prefill, expected in (("pruned", pruned), ("dense", linear(x))):
+        with torch.no_grad(), packed_linears(model, {"0": packed(linear.weight)}, prefill) as modules:  # type: ignore[arg-type]
+            with phase("prefill"):
+                assert torch.equal(model(x), expected)
+            assert modules["0"].calls == 0
+            with phase("decode"):
+                assert torch.allclose(model(x), pruned, rtol=1e-5, atol=1e-6)
+            assert modules["0"].calls == 1
+    assert model[0] is linear
+
+
+def test_several_rows_are_several_launches() -> None:
+    linear = nn.Linear(8, 3, bias=False)
+    module = PackedLinear(packed(linear.weight), linear.weight, None)
+    x = torch.randn(4, 1, 8)
+    with torch.no_grad(), phase("decode"):
+        y = module(x)
+    assert y.shape == (4, 1, 3)
+    assert module.calls == 4
+    assert torch.allclose(y.squeeze(1), x.squeeze(1) @ module.packed.unpack().T, rtol=1e-5, atol=1e-6)
+
+
+def test_outside_a_phase_it_refuses() -> None:
+    linear = nn.Linear(8, 3)
+    with pytest.raises(RuntimeError, match="outside a phase"):
+        PackedLinear(packed(linear.weight), linear.weight, None)(torch.ones(1, 8))
+
+
+def test_the_model_is_restored_after_an_error(tiny_llama: PreTrainedModel) -> None:
+    before = projections(tiny_llama)
+    with pytest.raises(KeyboardInterrupt), packed_linears(tiny_llama, {name: packed(m.weight) for name, m in before.items()}, "pruned"):
+        raise KeyboardInterrupt
+    assert projections(tiny_llama) == before
