@@ -81,11 +81,15 @@ def graph_times(calls: Sequence[Callable[[], object]], *, replays: int = 20) -> 
     Each call should read a weight copy of its own, enough of them to exceed the L2 (see :func:`copies_needed`).
 
     Args:
-        calls: Callables that launch on the current stream and have been run before (compiled).
+        calls: Callables that launch on the current stream.
         replays: Timed replays; one more before them is not timed.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        # What a first call does (compile, allocate, read something back) may not happen while a graph is captured.
+        for call in calls:
+            call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         for call in calls:

@@ -64,15 +64,15 @@ def launch(weight: Tensor, x: Tensor, y: Tensor, config: Config) -> Tensor:
 
 def space(problem: Problem) -> list[Config]:
     """Tiles of 8 to 64 weights a thread that leave at least two programs an SM."""
-    configs: list[Config] = []
-    for block_out in (1, 2, 4, 8, 16):
-        for block_k in (256, 512, 1024, 2048, 4096):
-            for num_warps in (1, 2, 4, 8):
-                per_thread = block_out * block_k / (32 * num_warps)
-                enough = problem.out_features / block_out >= 2 * problem.sm_count and block_k < 2 * problem.in_features
-                if 8 <= per_thread <= 64 and block_k >= 256 * num_warps / block_out and enough:
-                    configs.append({"block_out": block_out, "block_k": block_k, "num_warps": num_warps})
-    return configs or [default(problem)]
+    return [
+        {"block_out": block_out, "block_k": block_k, "num_warps": num_warps}
+        for block_out in (2, 4, 8)
+        for block_k in (256, 512, 1024)
+        for num_warps in (1, 2, 4, 8)
+        if 8 <= block_out * block_k / (32 * num_warps) <= 64
+        and problem.out_features / block_out >= 2 * problem.sm_count
+        and block_k < 2 * problem.in_features
+    ] or [default(problem)]
 
 
 def default(problem: Problem) -> Config:

@@ -191,32 +191,31 @@ def constraint(problem: Problem) -> str | None:
     return None
 
 
-_SPLITS = (1, 2, 3, 4, 5, 8, 10, 16, 19, 32)
+_SPLITS = (1, 2, 4, 5, 8, 19)
 
 
 def space(problem: Problem) -> list[Config]:
     """Block sizes and splits that give the device a sensible number of warps, each with at least two words a thread."""
     words = -(-problem.in_features // WORD)
     configs: list[Config] = []
-    for block_out in (16, 32, 64):
-        for block_words in (2, 4, 8, 16, 32):
+    for block_out in (16, 32):
+        for block_words in (4, 8, 16, 32):
             for splits in _SPLITS:
                 warps = triton.cdiv(problem.out_features, block_out) * splits * block_out * block_words / 32
                 per_thread = words / (splits * block_words)
                 threads = block_out * block_words
-                if 32 <= threads <= 1024 and per_thread >= 2 and 6 <= warps / problem.sm_count <= 48:
+                if 32 <= threads <= 1024 and per_thread >= 2 and 6 <= warps / problem.sm_count <= 100:
                     configs.append({"block_out": block_out, "block_words": block_words, "splits": splits})
     return configs or [default(problem)]
 
 
 def default(problem: Problem) -> Config:
-    """About 16 warps an SM without a search: whole rows where there are enough of them, more words a program where not."""
+    """About 16 warps an SM without a search, all of a row's words in one program: splits of K need a second step."""
     words = -(-problem.in_features // WORD)
-    row_blocks = triton.cdiv(problem.out_features, 32)
-    wanted = max(1, round(16 * problem.sm_count / row_blocks))
-    block_words = min(16, triton.next_power_of_2(wanted), max(1, triton.next_power_of_2(words) // 2))
-    splits = max(1, min(wanted // block_words, words // (2 * block_words)))
-    return {"block_out": 32, "block_words": block_words, "splits": splits}
+    row_blocks = triton.cdiv(problem.out_features, 16)
+    wanted = max(2, round(32 * problem.sm_count / row_blocks))
+    block_words = min(32, triton.next_power_of_2(wanted), max(2, triton.next_power_of_2(words) // 2))
+    return {"block_out": 16, "block_words": block_words, "splits": 1}
 
 
 def compile_source(problem: Problem, config: Config) -> CompileSource:
