@@ -38,6 +38,9 @@ def notes(options: E2EOptions, outcome: Outcome) -> list[str]:
     if sources:
         rows = ", ".join(f"{name} {entry['rows']} of {entry['rows_available']}" for name, entry in sources.items())
         lines.append(f"calibration rows a layer, equal on every arm: {rows}")
+    difference = outcome.calibration.get("replay_difference")
+    if difference is not None:
+        lines.append(f"decode statistics are replayed; on the first example live decode steps differ by {difference:.1e}")
     path, path_reason = arms[0]["path"], arms[0]["path_reason"]
     lines.append(f"decode loop, the same on every arm: {path}" + (f" ({path_reason})" if path_reason else ""))
     others = [f"{name} {rate:.1f} tok/s" for name, rate in arms[0]["baselines"].items() if rate]

@@ -8,11 +8,10 @@ from typing import Any
 from torch import nn
 
 from sdbench.calibrate.collect import LayerStatistics
-from sdbench.calibrate.methods import METHODS, Pruned, prune_linears
+from sdbench.calibrate.methods import Pruned, prune_linears
 from sdbench.calibrate.select import select_linears
-from sdbench.calibrate.sources import SOURCES, CalibrationText, collect, equalise, make_text, replay_difference
 from sdbench.engine.graph import GraphForward
-from sdbench.engine.greedy import EagerForward, greedy
+from sdbench.engine.greedy import EagerForward
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
 from sdbench.errors import SdbenchError
 from sdbench.memory import peak_memory
@@ -21,6 +20,7 @@ from sdbench.packing import PackedWeight, pack
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.e2e import data
+from sdbench.suites.e2e.calibration import calibrate
 from sdbench.suites.e2e.ceiling import ceiling, step_bytes
 from sdbench.suites.e2e.data import Question
 from sdbench.suites.e2e.judge import Contender, Journal, answer_runs, rate_runs
@@ -69,67 +69,10 @@ def run(options: E2EOptions, directory: RunDirectory | None, progress: Progress)
         validation = data.random_questions(1, options.prompt_tokens, 0, vocabulary, "rate", options.seed + 1)
 
     runner = _Runner(options, loaded, linears, validation, Journal(directory), progress)
-    statistics, report = _calibrate(options, loaded, linears, calibration, progress)
+    statistics, report = calibrate(options, loaded, linears, calibration, progress)
+    runner.journal.add_row({"record": "calibration", **report})
     arms = [runner.judge(arm, statistics.get(arm.source or "", {})) for arm in options.arms]
     return Outcome(arms, report)
-
-
-def _calibrate(
-    options: E2EOptions, loaded: LoadedModel, linears: dict[str, nn.Linear], questions: Sequence[Question], progress: Progress
-) -> tuple[dict[str, dict[str, LayerStatistics]], dict[str, Any]]:
-    """Statistics by source, over the same examples and the same number of rows, with a report of how they came about."""
-    sources = [arm.source for arm in options.arms if arm.source]
-    needs = METHODS[options.method].needs
-    if needs == "none":
-        return {}, {"sources": {}, "replies": None, "replay_difference": None}
-    replies: list[tuple[int, ...] | None] = [None] * len(questions)
-    report: dict[str, Any] = {"replies": None, "replay_difference": None}
-    if any(SOURCES[source].needs_reply for source in sources):
-        random = options.spec.kind == "random"
-        with progress.task("calibration replies", len(questions)) as task:
-            for start in range(0, len(questions), options.batch_size):
-                batch = questions[start : start + options.batch_size]
-                found = greedy(
-                    loaded.model,
-                    [question.prompt for question in batch],
-                    max_new_tokens=options.max_tokens,
-                    eos_ids=loaded.eos_ids,
-                    ignore_eos=random,
-                )
-                replies[start : start + len(batch)] = [reply.ids for reply in found]
-                task.advance(len(batch))
-        lengths = [len(reply) for reply in replies if reply]
-        report["replies"] = {"count": len(lengths), "tokens": sum(lengths), "shortest": min(lengths), "longest": max(lengths)}
-        # The claim that a replay equals live decode steps is checked on the run's own model, not taken from a test.
-        report["replay_difference"] = replay_difference(
-            loaded.model,
-            linears,
-            questions[0].prompt,
-            max_new_tokens=max(2, min(len(replies[0] or ()), 32)),
-            eos_ids=loaded.eos_ids,
-            ignore_eos=True,
-        )
-    texts: dict[str, list[CalibrationText]] = {
-        source: [
-            make_text(source, question.prompt, reply=reply, reference=question.reference)
-            for question, reply in zip(questions, replies, strict=True)
-        ]
-        for source in sources
-    }
-    equal = equalise(texts)
-    statistics = {}
-    for source, chosen in equal.items():
-        with progress.task(f"statistics: {source}", len(chosen)) as task:
-            statistics[source] = collect(loaded.model, linears, chosen, needs, on_text=lambda done, task=task: task.advance())  # type: ignore[misc]
-    report["sources"] = {
-        source: {
-            "examples": len(chosen),
-            "rows": sum(len(text.rows) for text in chosen),
-            "rows_available": sum(len(t.rows) for t in texts[source]),
-        }
-        for source, chosen in equal.items()
-    }
-    return statistics, report
 
 
 class _Runner:
