@@ -1,4 +1,4 @@
-"""Finiteness checks that say where, and float32 matrix products that really are float32."""
+"""Weights that can be pruned, and float32 matrix products that really are float32."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,25 +7,7 @@ import torch
 from torch import Tensor
 
 from sdbench.errors import SdbenchError
-
-
-def require_finite(values: Tensor, layer: str, what: str, hint: str) -> None:
-    """Refuses NaN and Inf, naming the first one.
-
-    Args:
-        values: Any shape and floating dtype.
-        layer: Layer name for the message.
-        what: What the tensor is: ``"weight"``, ``"sum_sq"``.
-        hint: What the user can do about it.
-
-    Raises:
-        SdbenchError: A value is NaN or Inf.
-    """
-    finite = values.isfinite()
-    if bool(finite.all()):
-        return
-    index = (~finite).nonzero()[0].tolist()
-    raise SdbenchError(f"layer {layer}: {what}{index} is {values[tuple(index)].item()}; {hint}")
+from sdbench.packing import require_finite
 
 
 def require_weight(weight: Tensor, layer: str) -> None:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from sdbench.calibrate.mask import best_of_groups
-from sdbench.calibrate.numerics import full_float32, require_finite, require_weight
+from sdbench.calibrate.numerics import full_float32, require_weight
 from sdbench.errors import SdbenchError, UsageError
+from sdbench.packing import require_finite
 from sdbench.pattern import Pattern
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ The kept weights stay as they are.
 from torch import Tensor
 
 from sdbench.calibrate.mask import best_of_groups
-from sdbench.calibrate.numerics import require_finite, require_weight
+from sdbench.calibrate.numerics import require_weight
 from sdbench.errors import SdbenchError
+from sdbench.packing import require_finite
 from sdbench.pattern import Pattern
 
 

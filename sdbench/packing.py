@@ -205,7 +205,7 @@ def pack(weight: Tensor, keep: Tensor, pattern: Pattern, layer: str = "weight") 
     out_features, in_features = weight.shape
     pattern.require_width(in_features, layer)
     require_exact(keep, pattern, layer)
-    require_finite(torch.where(keep, weight, 0), layer)
+    require_finite(torch.where(keep, weight, 0), layer, "weight", "the checkpoint is damaged; download or convert it again")
 
     kept = pattern.kept_per_word
     words, length = -(-in_features // WORD), chunk_length(pattern.kept_per_word, weight.dtype)
@@ -262,24 +262,23 @@ def require_exact(keep: Tensor, pattern: Pattern, layer: str = "weight") -> None
         )
 
 
-def require_finite(tensor: Tensor, layer: str, what: str = "weight") -> None:
-    """Refuses NaN and Inf.
+def require_finite(values: Tensor, layer: str, what: str, hint: str) -> None:
+    """Refuses NaN and Inf, naming the first one.
 
     Args:
-        tensor: Any shape.
-        layer: Name for the message.
-        what: What the tensor is, for the message.
+        values: Any shape and floating dtype.
+        layer: Layer name for the message.
+        what: What the tensor is: ``"weight"``, ``"sum_sq"``.
+        hint: What the user can do about it.
 
     Raises:
-        SdbenchError: Names the layer and the first bad index.
+        SdbenchError: A value is NaN or Inf.
     """
-    bad = ~torch.isfinite(tensor)
-    if bad.any():
-        index = tuple(int(n) for n in bad.nonzero()[0])
-        raise SdbenchError(
-            f"layer {layer}: {what} at index {list(index)} is {tensor[index].item()} ({int(bad.sum())} such); "
-            "the model file is damaged or the run diverged"
-        )
+    finite = values.isfinite()
+    if bool(finite.all()):
+        return
+    index = (~finite).nonzero()[0].tolist()
+    raise SdbenchError(f"layer {layer}: {what}{index} is {values[tuple(index)].item()}; {hint}")
 
 
 def _rows_first(tiles: Tensor) -> Tensor:

@@ -1,10 +1,6 @@
 """Figures of a run: decode rate, speed-up, the counted part of a reply, quantiles. A figure that can't be had is None."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
 
 
 def decode_rate(tokens: int, decode_seconds: float) -> float | None:
@@ -44,58 +40,3 @@ def speedup(rate: float | None, baseline_rate: float | None, tokens: int, baseli
         if not math.isfinite(figure) or figure <= 0:
             return None, f"the {name} is {figure:g}"
     return rate / baseline_rate, None
-
-
-@dataclass(frozen=True)
-class Trimmed:
-    """The counted part of a reply.
-
-    Attributes:
-        ids: Tokens up to and including the first EOS, at most ``max_tokens``.
-        eos: The reply ended by an EOS token.
-        truncated: It was cut at ``max_tokens`` before any EOS.
-    """
-
-    ids: tuple[int, ...]
-    eos: bool
-    truncated: bool
-
-
-def trim_reply(ids: Sequence[int], eos_ids: Collection[int], max_tokens: int) -> Trimmed:
-    """Counts a reply: everything after the first EOS is padding, and a reply that ends early has its own length, not ``max_tokens``.
-
-    Args:
-        ids: Generated token ids, prompt left out.
-        eos_ids: Every EOS id of the generation config.
-        max_tokens: Longest reply allowed.
-    """
-    kept = tuple(ids[:max_tokens])
-    for position, token in enumerate(kept):
-        if token in eos_ids:
-            return Trimmed(kept[: position + 1], eos=True, truncated=False)
-    return Trimmed(kept, eos=False, truncated=len(kept) == max_tokens)
-
-
-@dataclass(frozen=True)
-class Quantiles:
-    """Median with the 20th and 80th percentile, in the unit of the samples."""
-
-    p20: float
-    p50: float
-    p80: float
-
-
-def quantiles(values: Iterable[float]) -> tuple[Quantiles | None, str | None]:
-    """Median, p20 and p80 (linear interpolation) of the samples.
-
-    Returns:
-        (quantiles, None), or (None, the reason): no samples at all, or any that is NaN or infinite.
-    """
-    samples = np.asarray(list(values), dtype=np.float64)
-    if samples.size == 0:
-        return None, "no samples"
-    bad = int(np.count_nonzero(~np.isfinite(samples)))
-    if bad:
-        return None, f"{bad} of {samples.size} samples are not finite"
-    p20, p50, p80 = np.quantile(samples, [0.2, 0.5, 0.8])
-    return Quantiles(float(p20), float(p50), float(p80)), None
