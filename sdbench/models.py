@@ -48,6 +48,12 @@ class ModelSpec:
     revision: str | None
     reason: str
 
+    @property
+    def name(self) -> str:
+        """What results call the model; holds no path."""
+        name = Path(self.source).resolve().name if _is_path(self) else self.source
+        return f"{RANDOM}{name}" if self.kind == "random" else name
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -174,7 +180,7 @@ def load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progre
         else:
             tell(f"loading {spec.source}")
             model, tokenizer = _read_folder(spec.source, folder, device, dtype)
-    return LoadedModel(model, tokenizer, spec, greedy_eos_ids(model, tokenizer), _name(spec))
+    return LoadedModel(model, tokenizer, spec, greedy_eos_ids(model, tokenizer), spec.name)
 
 
 def encode_question(tokenizer: Any, question: str) -> list[int]:
@@ -213,11 +219,6 @@ def _without_revision(spec: ModelSpec) -> ModelSpec:
 
 def _is_path(spec: ModelSpec) -> bool:
     return spec.kind in ("folder", "gguf") or (spec.kind == "random" and not find_architecture(spec.source) and Path(spec.source).is_dir())
-
-
-def _name(spec: ModelSpec) -> str:
-    name = Path(spec.source).resolve().name if _is_path(spec) else spec.source
-    return f"{RANDOM}{name}" if spec.kind == "random" else name
 
 
 def _locate(spec: ModelSpec, tell: Callable[[str], None]) -> tuple[Path, ModelSpec]:

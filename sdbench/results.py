@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import to_jsonable_python
 
+from sdbench import __version__
 from sdbench.errors import SdbenchError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 RUN_SCHEMA: Literal["sdbench.run/1"] = "sdbench.run/1"
-PACKAGES = ("torch", "triton", "transformers", "sdbench")
+PACKAGES = ("torch", "triton", "transformers")
 """Distributions whose versions a run records beside Python's."""
 
 Outcome = Literal["running", "complete", "failed", "interrupted"]
@@ -380,7 +381,8 @@ def _read_if_there(path: Path) -> list[dict[str, Any]]:
 
 
 def _versions() -> dict[str, str | None]:
-    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    # The package itself may run from a checkout, where nothing is installed under its name.
+    return {"python": platform.python_version(), "sdbench": __version__} | {name: _version(name) for name in PACKAGES}
 
 
 def _version(name: str) -> str | None:

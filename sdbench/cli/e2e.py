@@ -105,10 +105,10 @@ def command(
         max_tokens=max_tokens,
         **rest,  # type: ignore[arg-type]
     )
-    environment = describe()
+    environment = describe(target if target.type == "cuda" else None)
     output = output or Path("results/local/e2e") / time.strftime("%Y%m%d-%H%M%S")
     with run_directory(output, "e2e", options.arguments(), environment) as directory, Progress() as progress:
-        progress.note(f"model: {options.arguments()['model']} ({spec.reason})")
+        progress.note(f"model: {spec.name} ({spec.reason})")
         outcome = run(options, directory, progress)
         write_atomic(output / "report.md", markdown(options, outcome))
         wrong = wrong_calls(outcome.arms)
@@ -117,7 +117,7 @@ def command(
     if as_json:
         sys.stdout.write(strict_json(document(options, outcome, environment, str(output)), indent=2) + "\n")
     else:
-        render_table(COLUMNS, table_rows(outcome.arms), title=f"{options.arguments()['model']}: dense against pruned, batch 1")
+        render_table(COLUMNS, table_rows(outcome.arms), title=f"{spec.name}: dense against pruned, batch 1")
         for line in notes(options, outcome):
             print(line)
         print(f"run directory: {output}")

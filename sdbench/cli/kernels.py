@@ -72,7 +72,7 @@ def command(
         "seed": seed,
         "device": target.type,
     }
-    environment = describe()
+    environment = describe(target if target.type == "cuda" else None)
     with run_directory(output, "kernels", arguments, environment) as directory, Progress() as progress:
         if target.type == "cpu":
             progress.note(NO_GPU)

@@ -135,7 +135,7 @@ class E2EOptions:
 
     def _texts(self) -> dict[str, Any]:
         return {
-            "model": self.spec.source if self.spec.kind != "random" else f"random:{self.spec.source}",
+            "model": self.spec.name,
             "revision": self.spec.revision,
             "device": self.device.type,
             "dtype": str(self.dtype).removeprefix("torch."),

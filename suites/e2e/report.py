@@ -67,7 +67,7 @@ def document(options: E2EOptions, outcome: Outcome, environment: dict[str, Any],
     """The run as one JSON document."""
     return {
         "schema": SCHEMA,
-        "model": options.arguments()["model"],
+        "model": options.spec.name,
         "model_reason": options.spec.reason,
         "environment": environment,
         "run_dir": run_dir,
@@ -80,7 +80,7 @@ def document(options: E2EOptions, outcome: Outcome, environment: dict[str, Any],
 def markdown(options: E2EOptions, outcome: Outcome) -> str:
     """The table and its notes, for a job summary or a pull request."""
     lines = "".join(f"- {line}\n" for line in notes(options, outcome))
-    return f"### {options.arguments()['model']}: dense against pruned, batch 1\n\n{to_markdown(COLUMNS, table_rows(outcome.arms))}\n{lines}"
+    return f"### {options.spec.name}: dense against pruned, batch 1\n\n{to_markdown(COLUMNS, table_rows(outcome.arms))}\n{lines}"
 
 
 def wrong_calls(arms: Sequence[dict[str, Any]]) -> list[str]:
