@@ -47,19 +47,14 @@ def load(options: E2EOptions) -> Examples | None:
     """Verifies the manifest and draws both parts; None for a random model, which has nothing to answer.
 
     Raises:
-        UsageError: Some of the three files are missing, or too many examples were asked for.
+        UsageError: More examples were asked for than there are.
         CheckFailed: A file or revision differs from the manifest.
     """
-    files = (options.train, options.validation, options.split_manifest)
     if options.spec.kind == "random":
-        if any(files):
-            raise UsageError("a random: model has no text to answer; leave out --train, --validation and --split-manifest")
         return None
-    if not any(files):
-        files = (arithmetic.TRAIN_FILE, arithmetic.VALIDATION_FILE, arithmetic.MANIFEST_FILE)
-    train, validation, manifest = files
-    if train is None or validation is None or manifest is None:
-        raise UsageError("--train, --validation and --split-manifest go together; 'sdbench split FILE --output DIR' makes all three")
+    train = options.train or arithmetic.TRAIN_FILE
+    validation = options.validation or arithmetic.VALIDATION_FILE
+    manifest = options.split_manifest or arithmetic.MANIFEST_FILE
     verify_manifest(manifest, train, validation, options.dataset_revision)
     return Examples(
         select(load_examples(train), options.calibration_examples, options.seed),

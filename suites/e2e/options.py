@@ -1,6 +1,7 @@
 """What an end-to-end run is asked to do, checked before anything loads."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sdbench.engine.packed_linear import PrefillWeights
 from sdbench.errors import UsageError
 from sdbench.models import ModelSpec
 from sdbench.pattern import Pattern
+from sdbench.suites.data import read_manifest
 
 CONTROL = "teacher-forced"
 """Fixed-text calibration: the arm that every chosen source is compared with."""
@@ -105,6 +107,11 @@ class E2EOptions:
         lookup("method", self.method, METHODS)
         for source in self.calib:
             lookup("calibration source", source, SOURCES)
+        files = (self.train, self.validation, self.split_manifest)
+        if self.spec.kind == "random" and any(files):
+            raise UsageError("a random: model has no text to answer; leave out --train, --validation and --split-manifest")
+        if any(files) and not all(files):
+            raise UsageError("--train, --validation and --split-manifest go together; 'sdbench split FILE --output DIR' makes all three")
 
     @property
     def arms(self) -> list[Arm]:
@@ -115,7 +122,11 @@ class E2EOptions:
         return arms + [Arm(source, source, pruned=True) for source in dict.fromkeys((CONTROL, *self.calib))]
 
     def arguments(self) -> dict[str, Any]:
-        """Every option that changes a result, for the run directory."""
+        """Every option that changes a result, for the run directory.
+
+        Raises:
+            SdbenchError: The manifest cannot be read.
+        """
         text = {name: None if value is None else str(value) for name, value in self._texts().items()}
         numbers = {
             name: getattr(self, name)
@@ -131,7 +142,14 @@ class E2EOptions:
                 "seed",
             )
         }
-        return text | numbers | {"calib": list(self.calib), "targets": list(self.targets), "ignore": list(self.ignore)}
+        lists = {"calib": list(self.calib), "targets": list(self.targets), "ignore": list(self.ignore)}
+        return text | numbers | lists | self._pinned
+
+    @cached_property
+    def _pinned(self) -> dict[str, str | None]:
+        """SHA-256 of both parts as their manifest has it: files of the same names may hold other examples."""
+        parts = read_manifest(self.split_manifest).parts if self.split_manifest else None
+        return {"train_sha256": parts and parts.train.sha256, "validation_sha256": parts and parts.validation.sha256}
 
     def _texts(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,146 @@
+"""What an end-to-end run can be asked for: arms, limits, and the arguments by which a run directory knows its run."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sdbench.errors import SdbenchError, UsageError
+from sdbench.models import resolve_model
+from sdbench.pattern import Pattern
+from sdbench.suites.data import make_manifest
+from sdbench.suites.e2e.options import E2EOptions
+
+CPU = torch.device("cpu")
+BASE = E2EOptions(
+    spec=resolve_model("demo", None, CPU),
+    device=CPU,
+    dtype=torch.float32,
+    pattern=Pattern(2, 4),
+    method="wanda",
+    calib=("decode",),
+    prefill="pruned",
+    train=None,
+    validation=None,
+    split_manifest=None,
+    dataset_revision=None,
+    calibration_examples=2,
+    validation_examples=3,
+    max_tokens=120,
+    equal_tokens=12,
+    warmup_tokens=2,
+    rate_repeats=1,
+    prompt_tokens=16,
+    batch_size=2,
+    targets=(),
+    ignore=(),
+    seed=0,
+)
+
+
+def names(**changes: Any) -> list[str]:
+    return [arm.name for arm in replace(BASE, **changes).arms]
+
+
+def write_split(folder: Path, answer: str) -> dict[str, Path]:
+    """Three files of the same names whatever they hold."""
+    folder.mkdir()
+    train, validation, manifest = (folder / name for name in ("train.jsonl", "validation.jsonl", "manifest.json"))
+    train.write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    validation.write_text(f'{{"question": "2 + 2?", "answer": "#### {answer}"}}\n')
+    make_manifest(train, validation, "r1").write(manifest)
+    return {"train": train, "validation": validation, "split_manifest": manifest}
+
+
+def test_arms_are_dense_then_the_control_then_the_chosen_sources() -> None:
+    assert names() == ["dense", "teacher-forced", "decode"]
+    assert names(calib=("self", "decode")) == ["dense", "teacher-forced", "self", "decode"]
+
+
+def test_no_arm_comes_twice() -> None:
+    assert names(calib=("decode", "teacher-forced", "decode")) == ["dense", "teacher-forced", "decode"]
+
+
+def test_a_method_without_calibration_has_one_arm_of_its_name() -> None:
+    assert names(method="magnitude") == ["dense", "magnitude"]
+
+
+@pytest.mark.parametrize(
+    ("option", "least"),
+    [
+        ("calibration_examples", 1),
+        ("validation_examples", 1),
+        ("max_tokens", 1),
+        ("equal_tokens", 2),
+        ("warmup_tokens", 0),
+        ("rate_repeats", 1),
+        ("prompt_tokens", 1),
+        ("batch_size", 1),
+    ],
+)
+def test_limits(option: str, least: int) -> None:
+    """CASES 4 for equal_tokens: one token has no decode rate."""
+    assert getattr(replace(BASE, **{option: least}), option) == least
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is {least - 1}; it must be at least {least}"):
+        replace(BASE, **{option: least - 1})
+
+
+def test_unknown_names_are_answered_with_the_closest() -> None:
+    with pytest.raises(UsageError, match="unknown calibration source 'decod'; did you mean decode"):
+        replace(BASE, calib=("decod",))
+    with pytest.raises(UsageError, match="unknown method 'sparsgpt'; did you mean sparsegpt"):
+        replace(BASE, method="sparsgpt")
+
+
+def test_the_three_files_go_together(tmp_path: Path) -> None:
+    files = write_split(tmp_path / "a", "4")
+    assert replace(BASE, **files).train == files["train"]
+    for left_out in files:
+        with pytest.raises(UsageError, match="go together"):
+            replace(BASE, **files | {left_out: None})
+
+
+def test_a_random_model_takes_no_files(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="random: model has no text to answer"):
+        replace(BASE, spec=resolve_model("random:qwen3-0.6b", None, CPU), **write_split(tmp_path / "a", "4"))
+
+
+def test_every_option_is_among_the_arguments(tmp_path: Path) -> None:
+    """A run directory resumes by its arguments: an option that is missing there would mix two runs."""
+    files, others = write_split(tmp_path / "a", "4"), write_split(tmp_path / "b", "4")
+    for name, path in others.items():
+        others[name] = path.rename(path.with_name(f"other-{path.name}"))
+    changed: dict[str, Any] = {
+        "spec": resolve_model("someone/else", None, CPU),
+        "device": torch.device("cuda"),
+        "dtype": torch.bfloat16,
+        "pattern": Pattern(16, 32),
+        "method": "sparsegpt",
+        "calib": ("self",),
+        "prefill": "dense",
+        "dataset_revision": "r1",
+        "targets": ("down_proj",),
+        "ignore": ("down_proj",),
+        **others,
+    }
+    base = replace(BASE, **files)
+    for field in fields(E2EOptions):
+        new = changed[field.name] if field.name in changed else getattr(base, field.name) + 1
+        assert replace(base, **{field.name: new}).arguments() != base.arguments(), field.name
+    hub = replace(base, spec=resolve_model("someone/else", None, CPU))
+    assert replace(hub, spec=resolve_model("someone/else", "v2", CPU)).arguments() != hub.arguments()
+
+
+def test_other_examples_under_the_same_names_are_another_run(tmp_path: Path) -> None:
+    one, other = (replace(BASE, **write_split(tmp_path / name, answer)) for name, answer in (("a", "4"), ("b", "5")))
+    assert one.arguments() != other.arguments()
+    copy = replace(BASE, **write_split(tmp_path / "c", "4"))
+    assert copy.arguments() == one.arguments()  # where the files lie makes no difference
+
+
+def test_arguments_name_a_manifest_that_is_not_there(tmp_path: Path) -> None:
+    files = write_split(tmp_path / "a", "4") | {"split_manifest": tmp_path / "none.json"}
+    with pytest.raises(SdbenchError, match=r"cannot read .*none\.json: No such file"):
+        replace(BASE, **files).arguments()
