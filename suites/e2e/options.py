@@ -148,8 +148,10 @@ class E2EOptions:
     @cached_property
     def _pinned(self) -> dict[str, str | None]:
         """SHA-256 of both parts as their manifest has it: files of the same names may hold other examples."""
-        parts = read_manifest(self.split_manifest).parts if self.split_manifest else None
-        return {"train_sha256": parts and parts.train.sha256, "validation_sha256": parts and parts.validation.sha256}
+        if self.split_manifest is None:
+            return {"train_sha256": None, "validation_sha256": None}
+        parts = read_manifest(self.split_manifest).parts
+        return {"train_sha256": parts.train.sha256, "validation_sha256": parts.validation.sha256}
 
     def _texts(self) -> dict[str, Any]:
         return {
