@@ -1,5 +1,6 @@
 """What an end-to-end run is asked to do, checked before anything loads."""
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -147,11 +148,13 @@ class E2EOptions:
 
     @cached_property
     def _pinned(self) -> dict[str, str | None]:
-        """SHA-256 of both parts as their manifest has it: files of the same names may hold other examples."""
-        if self.split_manifest is None:
-            return {"train_sha256": None, "validation_sha256": None}
-        parts = read_manifest(self.split_manifest).parts
-        return {"train_sha256": parts.train.sha256, "validation_sha256": parts.validation.sha256}
+        """What tells files of the same names apart: SHA-256 of both parts as their manifest has it, and a local model's file stamps."""
+        parts = read_manifest(self.split_manifest).parts if self.split_manifest else None
+        return {
+            "train_sha256": parts.train.sha256 if parts else None,
+            "validation_sha256": parts.validation.sha256 if parts else None,
+            "model_files": _stamp(Path(self.spec.source)) if self.spec.kind in ("folder", "gguf") else None,
+        }
 
     def _texts(self) -> dict[str, Any]:
         return {
@@ -167,3 +170,10 @@ class E2EOptions:
             "split_manifest": self.split_manifest and self.split_manifest.name,
             "dataset_revision": self.dataset_revision,
         }
+
+
+def _stamp(path: Path) -> str:
+    """Hash of the names, sizes and times of a checkpoint's files: reading the weights would take too long."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    stamps = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
+    return hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:16]

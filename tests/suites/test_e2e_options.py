@@ -140,6 +140,22 @@ def test_other_examples_under_the_same_names_are_another_run(tmp_path: Path) -> 
     assert copy.arguments() == one.arguments()  # where the files lie makes no difference
 
 
+def test_another_checkpoint_under_the_same_name_is_another_run(tmp_path: Path) -> None:
+    """Results hold a local model's name without its path, and checkpoints are often called alike."""
+    runs = []
+    for name, weights in (("a", b"1"), ("b", b"22")):
+        folder = tmp_path / name / "final"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(weights)
+        runs.append(replace(BASE, spec=resolve_model(str(folder), None, CPU)).arguments())
+    assert runs[0]["model"] == runs[1]["model"] == "final"
+    assert runs[0] != runs[1]
+    assert str(tmp_path) not in str(runs)
+    folder.joinpath("model.safetensors").write_bytes(b"333")
+    assert replace(BASE, spec=resolve_model(str(folder), None, CPU)).arguments() != runs[1]
+
+
 def test_arguments_name_a_manifest_that_is_not_there(tmp_path: Path) -> None:
     files = write_split(tmp_path / "a", "4") | {"split_manifest": tmp_path / "none.json"}
     with pytest.raises(SdbenchError, match=r"cannot read .*none\.json: No such file"):
