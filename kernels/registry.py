@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sdbench.errors import SdbenchError, UsageError
-from sdbench.pattern import Pattern
+from sdbench.pattern import WORD, Pattern
 
 Config = Mapping[str, int]
 """Launch parameters of one kernel, by their readable names."""
@@ -32,6 +32,7 @@ class Problem:
         dtype: Dtype of the weight.
         pattern: N:M of a packed weight; None for a dense one.
         sm_count: Streaming multiprocessors of the device, for the choice of defaults.
+        capability: Compute capability of an NVIDIA device, 90 for 9.0; 0 elsewhere.
     """
 
     out_features: int
@@ -39,6 +40,17 @@ class Problem:
     dtype: torch.dtype
     pattern: Pattern | None
     sm_count: int
+    capability: int = 0
+
+    @property
+    def words(self) -> int:
+        """Mask words along a row of the packed form."""
+        return -(-self.in_features // WORD)
+
+    @property
+    def dependent_launch(self) -> int:
+        """1 where the device takes programmatic dependent launch (Hopper and newer), as configs hold it."""
+        return int(self.capability >= 90)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ loads are 16 bytes each and neighbouring, and the sum over K happens once, at th
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sdbench.kernels.launching import pointer_type
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
@@ -23,12 +24,18 @@ def _load_tile(w_ptr, rows, columns, OUT, in_features, GUARD: tl.constexpr):
 
 
 @triton.jit
-def gemv_kernel(w_ptr, x_ptr, y_ptr, OUT, in_features, BLOCK_OUT: tl.constexpr, BLOCK_K: tl.constexpr, GUARD: tl.constexpr):
+def gemv_kernel(
+    w_ptr, x_ptr, y_ptr, OUT, in_features, BLOCK_OUT: tl.constexpr, BLOCK_K: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr
+):
     """y = W x, one program for BLOCK_OUT rows."""
     rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     columns = tl.arange(0, BLOCK_K)
     total = tl.zeros([BLOCK_OUT, BLOCK_K], tl.float32)
+    if PDL:
+        gdc_launch_dependents()
     tile = _load_tile(w_ptr, rows, columns, OUT, in_features, GUARD)
+    if PDL:
+        gdc_wait()
     for _ in range(1, tl.cdiv(in_features, BLOCK_K)):
         following = _load_tile(w_ptr, rows, columns + BLOCK_K, OUT, in_features, GUARD)
         total += tile.to(tl.float32) * tl.load(x_ptr + columns).to(tl.float32)[None, :]
@@ -43,6 +50,7 @@ def _constexprs(problem: Problem, config: Config) -> dict[str, int | bool]:
         "BLOCK_OUT": config["block_out"],
         "BLOCK_K": config["block_k"],
         "GUARD": bool(problem.out_features % config["block_out"] or problem.in_features % config["block_k"]),
+        "PDL": bool(config["pdl"]),
     }
 
 
@@ -53,11 +61,11 @@ def launch(weight: Tensor, x: Tensor, y: Tensor, config: Config) -> Tensor:
         weight: W ``[out, in]``, contiguous.
         x: ``[in]``, contiguous.
         y: ``[out]``, contiguous.
-        config: ``block_out`` rows, ``block_k`` columns a step (powers of two), ``num_warps``.
+        config: ``block_out`` rows, ``block_k`` columns a step (powers of two), ``num_warps``, ``pdl`` for programmatic dependent launch.
     """
     problem = Problem(weight.shape[0], weight.shape[1], weight.dtype, None, 1)
     gemv_kernel[(triton.cdiv(weight.shape[0], config["block_out"]),)](
-        weight, x, y, *weight.shape, **_constexprs(problem, config), num_warps=config["num_warps"]
+        weight, x, y, *weight.shape, **_constexprs(problem, config), num_warps=config["num_warps"], launch_pdl=bool(config["pdl"])
     )
     return y
 
@@ -65,7 +73,7 @@ def launch(weight: Tensor, x: Tensor, y: Tensor, config: Config) -> Tensor:
 def space(problem: Problem) -> list[Config]:
     """Tiles of 8 to 64 weights a thread that leave at least two programs an SM."""
     return [
-        {"block_out": block_out, "block_k": block_k, "num_warps": num_warps}
+        {"block_out": block_out, "block_k": block_k, "num_warps": num_warps, "pdl": problem.dependent_launch}
         for block_out in (2, 4, 8)
         for block_k in (256, 512, 1024)
         for num_warps in (1, 2, 4, 8)
@@ -77,7 +85,12 @@ def space(problem: Problem) -> list[Config]:
 
 def default(problem: Problem) -> Config:
     """A tile that did well on the shapes of Qwen3-4B."""
-    return {"block_out": 4, "block_k": min(1024, triton.next_power_of_2(problem.in_features)), "num_warps": 4}
+    return {
+        "block_out": 4,
+        "block_k": min(1024, triton.next_power_of_2(problem.in_features)),
+        "num_warps": 4,
+        "pdl": problem.dependent_launch,
+    }
 
 
 def compile_source(problem: Problem, config: Config) -> CompileSource:

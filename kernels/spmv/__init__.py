@@ -7,14 +7,14 @@ from torch import Tensor
 
 from sdbench.errors import SdbenchError
 from sdbench.kernels import registry
-from sdbench.kernels.launching import can_run, sm_count
+from sdbench.kernels.launching import can_run, capability, sm_count
 from sdbench.kernels.registry import Config, Problem, Variant
 from sdbench.packing import PackedWeight
 
 
 def problem_of(packed: PackedWeight) -> Problem:
     """The registry's description of a packed weight."""
-    return Problem(*packed.shape, packed.dtype, packed.pattern, sm_count(packed.device))
+    return Problem(*packed.shape, packed.dtype, packed.pattern, sm_count(packed.device), capability(packed.device))
 
 
 def auto_variant(packed: PackedWeight) -> str:
@@ -25,7 +25,7 @@ def auto_variant(packed: PackedWeight) -> str:
     if packed.device.type != "cuda":
         return "reference"
     problem = problem_of(packed)
-    for name in ("lane_row", "portable"):
+    for name in ("lane_row_nibble", "lane_row", "portable"):
         variant = registry.find("spmv", name)
         if can_run(variant.needs, packed.device) is None and variant.constraint(problem) is None:
             return name

@@ -7,10 +7,11 @@ from torch import Tensor
 
 
 @triton.jit
-def finish_rows(total, rows, inside, y_ptr, partial_ptr, arrived_ptr, OUT, splits, SPLIT: tl.constexpr):
-    """Writes y for a block of rows; with SPLIT, the program that arrives last adds every program's partial sums in split order.
+def finish_rows(total, rows, inside, y_ptr, partial_ptr, arrived_ptr, OUT, splits, SPLIT_BLOCK: tl.constexpr):
+    """Writes y for a block of rows; with more than one split, the program that arrives last adds every program's partial sums.
 
     Deterministic, since the order of the sum does not depend on the order of arrival. The counter is left at 0 for the next launch.
+    The partial sums are read as one tile: read one after the other, each would wait a trip to the L2.
 
     Args:
         total: float32 sums of this program, one a row.
@@ -21,16 +22,16 @@ def finish_rows(total, rows, inside, y_ptr, partial_ptr, arrived_ptr, OUT, split
         arrived_ptr: int32 counters, one a row block, 0 at launch.
         OUT: Rows of the matrix.
         splits: Programs along K.
-        SPLIT: Whether there is more than one.
+        SPLIT_BLOCK: The next power of two of ``splits``; 1 where y is finished without a second step.
     """
-    if SPLIT:
+    if SPLIT_BLOCK > 1:
         tl.store(partial_ptr + tl.program_id(1) * OUT + rows, total, mask=inside)
         tl.debug_barrier()
         arrived = tl.atomic_add(arrived_ptr + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
         if arrived == splits - 1:
-            y = tl.zeros_like(total)
-            for split in range(splits):
-                y += tl.load(partial_ptr + split * OUT + rows, mask=inside, other=0.0, cache_modifier=".cg")
+            split = tl.arange(0, SPLIT_BLOCK)
+            some = (split < splits)[:, None] & inside[None, :]
+            y = tl.sum(tl.load(partial_ptr + split[:, None] * OUT + rows[None, :], mask=some, other=0.0, cache_modifier=".cg"), 0)
             tl.store(y_ptr + rows, y.to(y_ptr.dtype.element_ty), mask=inside)
             tl.store(arrived_ptr + tl.program_id(0), 0)
     else:

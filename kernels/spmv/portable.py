@@ -10,14 +10,13 @@ from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, re
 from sdbench.kernels.spmv.bits import gather, take_highest
 from sdbench.kernels.spmv.finish import finish_rows, workspace
 from sdbench.packing import PackedWeight, chunk_length
-from sdbench.pattern import WORD
 
 
 @triton.jit
 def portable_kernel(
     mask_ptr, values_ptr, x_ptr, y_ptr, partial_ptr, arrived_ptr,
     OUT, in_features, words, words_per_split, splits,
-    KEPT: tl.constexpr, CHUNK: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, SPLIT: tl.constexpr,
+    KEPT: tl.constexpr, CHUNK: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, SPLIT_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """y = W x over a grid (row blocks, splits); a program walks its split's words, BLOCK_WORDS at a time."""
     lane = tl.arange(0, BLOCK_OUT * BLOCK_WORDS)
@@ -39,7 +38,7 @@ def portable_kernel(
             total += value.to(tl.float32) * gather(x_ptr + wide * 32, position, limit, True)
     total = tl.sum(tl.reshape(total, [BLOCK_WORDS, BLOCK_OUT]), 0)
     rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    finish_rows(total, rows, rows < OUT, y_ptr, partial_ptr, arrived_ptr, OUT, splits, SPLIT)
+    finish_rows(total, rows, rows < OUT, y_ptr, partial_ptr, arrived_ptr, OUT, splits, SPLIT_BLOCK)
 
 
 def _constexprs(problem: Problem, config: Config) -> dict[str, int | bool]:
@@ -49,7 +48,7 @@ def _constexprs(problem: Problem, config: Config) -> dict[str, int | bool]:
         "CHUNK": chunk_length(problem.pattern.kept_per_word, problem.dtype),
         "BLOCK_OUT": config["block_out"],
         "BLOCK_WORDS": config["block_words"],
-        "SPLIT": config["splits"] > 1,
+        "SPLIT_BLOCK": triton.next_power_of_2(config["splits"]),
     }
 
 
@@ -84,9 +83,8 @@ def space(problem: Problem) -> list[Config]:
 
 def default(problem: Problem) -> Config:
     """Splits K where there are few rows."""
-    words = -(-problem.in_features // WORD)
     row_blocks = triton.cdiv(problem.out_features, 32)
-    return {"block_out": 32, "block_words": 4, "splits": max(1, min(words // 8, round(4 * problem.sm_count / row_blocks)))}
+    return {"block_out": 32, "block_words": 4, "splits": max(1, min(problem.words // 8, round(4 * problem.sm_count / row_blocks)))}
 
 
 def compile_source(problem: Problem, config: Config) -> CompileSource:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sdbench.calibrate.magnitude import keep_mask
-from sdbench.kernels.launching import sm_count
+from sdbench.kernels.launching import capability, sm_count
 from sdbench.kernels.registry import Problem
 from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import WORD, Pattern
@@ -54,7 +54,7 @@ def make_operand(shape: Shape, dtype: torch.dtype, pattern: Pattern | None, devi
     """
     generator = torch.Generator(device).manual_seed(seed)
     dense = torch.randn(shape, generator=generator, device=device).to(dtype)
-    problem = Problem(*shape, dtype, pattern, sm_count(device))
+    problem = Problem(*shape, dtype, pattern, sm_count(device), capability(device))
     if pattern is None:
         return Operand(problem, dense, dense)
     keep = keep_mask(dense, pattern, layer="x".join(map(str, shape)))

@@ -72,7 +72,9 @@ def test_dtypes(variant: str, dtype: torch.dtype, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("variant", TRITON)
-@pytest.mark.parametrize("config", [{"block_out": 16, "block_words": 2, "splits": 3}, {"block_out": 32, "block_words": 4, "splits": 1}])
+@pytest.mark.parametrize(
+    "config", [{"block_out": 16, "block_words": 2, "splits": 3, "pdl": 0}, {"block_out": 32, "block_words": 4, "splits": 1, "pdl": 0}]
+)
 def test_configs_leave_nothing_behind(variant: str, config: dict[str, int], device: torch.device) -> None:
     """CASES 8: the first and the second call of each config equal the reference, and repeats are bit-equal (split sums in fixed order)."""
     packed, pruned = problem(20, 192, Pattern(2, 4), torch.bfloat16, device)

@@ -1,0 +1,68 @@
+"""Dependent launch is checked where it can go wrong: in a chain whose inputs change, not on an x that stays the same."""
+
+import pytest
+import torch
+
+from sdbench.kernels import registry
+from sdbench.kernels.registry import Problem, Variant
+from sdbench.pattern import Pattern
+from sdbench.suites.kernels.operands import make_operand
+from sdbench.timing import relative_error, within
+
+SIZE, LINKS = 2560, 12
+
+
+def chain(variant: Variant, device: torch.device, **config: int) -> None:
+    pattern = Pattern(2, 4) if variant.kernel == "spmv" else None
+    operands = [make_operand((SIZE, SIZE), torch.bfloat16, pattern, device, seed) for seed in range(LINKS)]
+    # Scaled so that the vector keeps its size along the chain.
+    scale = (operands[0].dense.double().norm() / SIZE**0.5).item()
+    x = torch.empty(SIZE, device=device)
+    ys = [torch.empty(SIZE, device=device) for _ in operands]
+
+    def run() -> None:
+        source = x
+        for operand, y in zip(operands, ys, strict=True):
+            variant.launch(operand.weight, source, y, {**variant.default(operand.problem), **config})
+            source = y.div_(scale) if operand is operands[LINKS // 2] else y
+
+    x.normal_()
+    run()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        run()
+    for seed in range(20):
+        x.normal_(generator=torch.Generator(device).manual_seed(seed))
+        graph.replay()
+        want = x.double()
+        for operand in operands:
+            want = operand.dense.double() @ want
+            want = want / scale if operand is operands[LINKS // 2] else want
+        assert within(relative_error(ys[-1], want), 1e-5), seed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("variant", registry.variants("spmv"), ids=lambda variant: variant.name)
+def test_sparse_chain(variant: Variant, splits: int) -> None:
+    if variant.needs == "torch":
+        return
+    chain(variant, torch.device("cuda"), splits=splits)
+
+
+@pytest.mark.gpu
+def test_dense_chain() -> None:
+    chain(registry.find("dense", "gemv"), torch.device("cuda"))
+
+
+def test_dependent_launch_is_for_hopper_and_newer() -> None:
+    for capability, expected in ((0, 0), (80, 0), (90, 1), (100, 1)):
+        problem = Problem(SIZE, SIZE, torch.bfloat16, Pattern(2, 4), 132, capability)
+        variants = (registry.find("spmv", "lane_row"), registry.find("spmv", "lane_row_nibble"), registry.find("dense", "gemv"))
+        for variant in variants:
+            assert variant.default(problem)["pdl"] == expected
+            assert {config["pdl"] for config in variant.space(problem)} == {expected}
