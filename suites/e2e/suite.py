@@ -9,6 +9,7 @@ from torch import nn
 
 from sdbench.calibrate.collect import LayerStatistics
 from sdbench.calibrate.methods import Pruned, prune_linears
+from sdbench.calibrate.numerics import require_weight
 from sdbench.calibrate.select import select_linears
 from sdbench.engine.graph import GraphForward
 from sdbench.engine.greedy import EagerForward
@@ -59,6 +60,8 @@ def run(options: E2EOptions, directory: RunDirectory | None, progress: Progress)
     linears = select_linears(loaded.model, options.targets, options.ignore)
     for name, linear in linears.items():
         options.pattern.require_width(linear.in_features, name)
+        # The dense arm would trip over such a weight first, and could not say which one it is.
+        require_weight(linear.weight, name)
     if examples:
         calibration, validation = data.tokenise(examples.calibration, loaded), data.tokenise(examples.validation, loaded)
     else:
