@@ -63,20 +63,20 @@ def main() -> None:
     except Exit as error:
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, Abort):
-        _fail("interrupted; finished rows are kept, the same command with the same --output resumes", ExitCode.INTERRUPTED)
+        _fail("interrupted", ExitCode.INTERRUPTED)
     except ClickException as error:
-        _fail(error.format_message().replace("\n", " "), error.exit_code)
+        _fail(error.format_message(), error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.ERROR)
     except Exception as error:
         if os.environ.get("SDBENCH_DEBUG"):
             raise
-        text = " ".join(str(error).split()) or "no message"
-        _fail(f"unexpected {type(error).__name__}: {text} (SDBENCH_DEBUG=1 shows where)", ExitCode.ERROR)
+        _fail(f"unexpected {type(error).__name__}: {error} (SDBENCH_DEBUG=1 shows where)", ExitCode.ERROR)
     sys.exit(code if isinstance(code, int) else ExitCode.OK)
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"sdbench: error: {message}", file=sys.stderr)
+    # One line, whatever a library or a file name put into the message.
+    print("sdbench: error:", " ".join(message.split()), file=sys.stderr)
     sys.exit(int(code))

@@ -1,7 +1,7 @@
 """``sdbench e2e``: the whole answer in one table."""
 
 import sys
-import time
+from datetime import datetime
 from pathlib import Path
 
 import rich_click as click
@@ -53,7 +53,7 @@ DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every draw.")
 @click.option("--dtype", default="auto", show_default=True, help="auto (bf16 on a GPU, fp32 on a CPU), bf16, fp16 or fp32.")
 @device_option
-@click.option("--min-speedup", type=float, help="Exit with 4 when a chosen arm is not this many times as fast as dense.")
+@click.option("--min-speedup", type=float, help="Exit with 4 when a pruned arm is not this many times as fast as dense.")
 @output_option
 @json_option
 def command(
@@ -68,7 +68,7 @@ def command(
     output: Path | None,
     as_json: bool,
     **rest: object,
-) -> int:
+) -> None:
     """Calibrate, prune, decode and judge: dense, control and chosen arms in one table.
 
     The dense model answers calibration questions by itself; its decode steps (or another --calib) choose the weights that stay; decode
@@ -82,7 +82,7 @@ def command(
         --validation gsm8k/validation.jsonl --split-manifest gsm8k/manifest.json --validation-examples 8
     """
     from sdbench.environment import describe
-    from sdbench.errors import CheckFailed, ExitCode
+    from sdbench.errors import CheckFailed, ExitCode, SdbenchError
     from sdbench.models import resolve_device, resolve_dtype, resolve_model
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
@@ -106,9 +106,10 @@ def command(
         **rest,  # type: ignore[arg-type]
     )
     environment = describe(target if target.type == "cuda" else None)
-    output = output or Path("results/local/e2e") / time.strftime("%Y%m%d-%H%M%S")
+    output = output or Path("results/local/e2e") / f"{datetime.now():%Y%m%d-%H%M%S-%f}"
     with run_directory(output, "e2e", options.arguments(), environment) as directory, Progress() as progress:
         progress.note(f"model: {spec.name} ({spec.reason})")
+        progress.note(f"run directory: {output}")
         outcome = run(options, directory, progress)
         write_atomic(output / "report.md", markdown(options, outcome))
         wrong = wrong_calls(outcome.arms)
@@ -121,6 +122,7 @@ def command(
         for line in notes(options, outcome):
             print(line)
         print(f"run directory: {output}")
-    if min_speedup is not None and any((arm["speedup"] or 0.0) < min_speedup for arm in outcome.arms if arm["arm"] != DENSE):
-        return ExitCode.SLOWER
-    return ExitCode.OK
+    slow = [arm for arm in outcome.arms if arm["arm"] != DENSE and (arm["speedup"] or 0.0) < (min_speedup or 0.0)]
+    if slow:
+        found = ", ".join(f"{arm['arm']} {arm['speedup']:.2f}" if arm["speedup"] else f"{arm['arm']} without a speed-up" for arm in slow)
+        raise SdbenchError(f"slower than --min-speedup {min_speedup:g}: {found}", ExitCode.SLOWER)

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from sdbench.errors import ExitCode, SdbenchError
+
 if TYPE_CHECKING:
     from sdbench.results import RunDirectory
 
 OUTPUT_HELP = "Run directory for run.json, rows.jsonl and samples.jsonl; the same command with the same folder resumes."
+NOTHING_KEPT = "without --output nothing is kept"
 
 
 def output_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,8 +42,15 @@ def run_directory(
         command: The command's name.
         arguments: Every option that changes a result.
         environment: The machine.
+
+    Raises:
+        SdbenchError: Ctrl-C, once the run directory has recorded it; says where the finished rows are.
     """
     from sdbench.results import RunDirectory
 
-    with RunDirectory.open(output, command, arguments, environment) if output else nullcontext() as directory:
-        yield directory
+    try:
+        with RunDirectory.open(output, command, arguments, environment) if output else nullcontext() as directory:
+            yield directory
+    except KeyboardInterrupt as error:
+        kept = f"what is finished is in {output}, and the same command with --output {output} goes on" if output else NOTHING_KEPT
+        raise SdbenchError(f"interrupted; {kept}", ExitCode.INTERRUPTED) from error

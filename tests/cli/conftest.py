@@ -1,0 +1,78 @@
+"""The command line in-process, and tiny checkpoints to call it with."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3Config
+
+from sdbench.cli import main
+from sdbench.demo import MODEL_DIR
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a call ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def refuses(self, code: int, *messages: str) -> None:
+        """One line about the error, after whatever progress there was, and nothing on stdout."""
+        assert self.code == code, self.err
+        assert self.out == ""
+        *progress, last = self.err.splitlines()
+        assert last.startswith("sdbench: error: ")
+        assert not any("error:" in line or "Traceback" in line for line in progress)
+        for message in messages:
+            assert message in last
+
+
+@pytest.fixture
+def sdbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Finished]:
+    """Calls the entry point with arguments, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str | Path | int | float) -> Finished:
+        monkeypatch.setattr(sys, "argv", ["sdbench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return Finished(int(ended.value.code or 0), out, err)
+
+    return call
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a random Qwen3 checkpoint of 14 linears with the demo model's tokenizer."""
+
+    def write(name: str = "tiny", spoil: Callable[[Any], None] = lambda model: None, **changes: Any) -> Path:
+        sizes = {
+            "vocab_size": 1024,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "max_position_embeddings": 512,
+            "initializer_range": 0.3,
+            "tie_word_embeddings": True,
+        }
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(Qwen3Config(**sizes | changes), dtype=torch.float32)
+            spoil(model)
+        model.generation_config = GenerationConfig.from_pretrained(MODEL_DIR)
+        folder = tmp_path / name
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(MODEL_DIR).save_pretrained(folder)
+        return folder
+
+    return write
