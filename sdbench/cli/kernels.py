@@ -35,7 +35,7 @@ def command(
     min_speedup: float | None,
     output: Path | None,
     as_json: bool,
-) -> int:
+) -> None:
     """Check, search and time every SpMV variant on a model's shapes.
 
     Each config is checked against the float64 product with the pruned matrix before it is timed; timings are cold-L2 medians inside one
@@ -53,11 +53,11 @@ def command(
         # Triton decides at import whether its functions are interpreted.
         os.environ["TRITON_INTERPRET"] = "1"
     from sdbench.environment import describe
-    from sdbench.errors import ExitCode
+    from sdbench.errors import ExitCode, SdbenchError
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import strict_json, write_atomic
-    from sdbench.suites.kernels.report import COLUMNS, headline, markdown, slowest_speedup, table_rows
+    from sdbench.suites.kernels.report import COLUMNS, failures, headline, markdown, notes, slowest_speedup, table_rows
     from sdbench.suites.kernels.shapes import parse_shapes
     from sdbench.suites.kernels.suite import SCHEMA, KernelRun, run
     from sdbench.tables import render_table
@@ -83,13 +83,15 @@ def command(
         sys.stdout.write(strict_json({"schema": SCHEMA, "environment": environment, "rows": rows}, indent=2) + "\n")
     else:
         render_table(COLUMNS, table_rows(rows), title="SpMV at batch 1 (* fastest correct variant of its kind)")
-        for line in headline(rows):
+        for line in (*headline(rows), *notes(rows)):
             print(line)
         if target.type == "cpu":
             print(NO_GPU)
-    if any(row["outcome"] == "incorrect" for row in rows):
-        return ExitCode.CHECK_FAILED
+    failed = failures(rows)
+    if failed:
+        wrong = any(row["outcome"] == "incorrect" for row in rows)
+        raise SdbenchError("; ".join(failed), ExitCode.CHECK_FAILED if wrong else ExitCode.ERROR)
     slowest = slowest_speedup(rows)
     if min_speedup is not None and (slowest is None or slowest < min_speedup):
-        return ExitCode.SLOWER
-    return ExitCode.OK
+        found = "no timings" if slowest is None else f"{slowest:.2f} over the fastest dense"
+        raise SdbenchError(f"slower than --min-speedup {min_speedup:g}: {found}", ExitCode.SLOWER)

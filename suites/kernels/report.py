@@ -36,8 +36,27 @@ def table_rows(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table and its sums, for a job summary or a pull request."""
-    return to_markdown(COLUMNS, table_rows(rows)) + "".join(f"\n- {line}" for line in headline(rows)) + "\n"
+    """The table, its sums and its notes, for a job summary or a pull request."""
+    return to_markdown(COLUMNS, table_rows(rows)) + "".join(f"\n- {line}" for line in (*headline(rows), *notes(rows))) + "\n"
+
+
+def notes(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What the table does not show: why a variant was left out, and configs that failed though another one was right."""
+    lines: dict[str, None] = {}
+    for row in rows:
+        if row["outcome"] == "constraint":
+            lines[f"{row['variant']} at {row['pattern']} {row['message']}"] = None
+            continue
+        bad = [f"{count} {outcome}" for outcome, count in row["outcomes"].items() if outcome != "correct"]
+        if bad:
+            lines[f"{_named(row)}: of {row['configs']} configs {', '.join(bad)}"] = None
+    return list(lines)
+
+
+def failures(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Variants without a single correct config though they take the problem, one line each."""
+    failed = [row for row in rows if row["outcome"] not in ("correct", "constraint")]
+    return [f"{_named(row)}: {row['outcome']} ({row['message']})" for row in failed]
 
 
 @dataclass(frozen=True)
@@ -82,6 +101,10 @@ def headline(rows: Sequence[dict[str, Any]]) -> list[str]:
 def slowest_speedup(rows: Sequence[dict[str, Any]]) -> float | None:
     """The smallest speed-up of a pattern's sum over the fastest dense; None without timings."""
     return min((s.dense / s.sparse for s in sums(rows)), default=None)
+
+
+def _named(row: dict[str, Any]) -> str:
+    return f"{row['variant']} on {row['layer']}" + (f" at {row['pattern']}" if row["pattern"] else "")
 
 
 def _sum_of_best(rows: Sequence[dict[str, Any]], shapes: set[tuple[int, ...]]) -> float | None:

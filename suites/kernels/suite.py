@@ -1,5 +1,6 @@
 """Runs the kernel suite and writes its rows."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,9 +9,9 @@ import torch
 
 from sdbench.errors import ExitCode, SdbenchError
 from sdbench.kernels import registry
-from sdbench.kernels.launching import can_run
+from sdbench.kernels.launching import can_run, sm_count
 from sdbench.kernels.read import read_bandwidth
-from sdbench.kernels.registry import Variant
+from sdbench.kernels.registry import Problem, Variant
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
@@ -32,6 +33,9 @@ class KernelRun:
         device: Where to run; a CPU checks in the interpreter, on reduced shapes, without timings.
         variants: Names of the SpMV variants; empty for all.
         seed: Seed of weights and inputs.
+
+    Raises:
+        UsageError: An unknown variant, or a width that a pattern does not divide.
     """
 
     patterns: Sequence[Pattern]
@@ -40,6 +44,13 @@ class KernelRun:
     device: torch.device
     variants: Sequence[str]
     seed: int
+
+    def __post_init__(self) -> None:
+        for name in self.variants:
+            registry.find("spmv", name)
+        for name, shape in self.shapes.items():
+            for pattern in self.patterns:
+                pattern.require_width(shape[1], name)
 
 
 def run(options: KernelRun, directory: RunDirectory | None, progress: Progress) -> list[dict[str, Any]]:
@@ -54,18 +65,14 @@ def run(options: KernelRun, directory: RunDirectory | None, progress: Progress) 
         A row a (variant, shape, pattern), in the form of the schema, with ``best`` and ``speedup`` filled in.
 
     Raises:
-        UsageError: An unknown variant, or a width that a pattern does not divide.
-        SdbenchError: Nothing is left to run (exit code 5).
+        SdbenchError: No SpMV variant can run (exit code 5): the dense baselines alone answer nothing.
     """
     chosen = [registry.find("spmv", name) for name in options.variants] or registry.variants("spmv")
+    _require_some(options, chosen)
     cases: list[tuple[Variant, str, Pattern | None]] = []
-    for name, shape in options.shapes.items():
-        for wanted in options.patterns:
-            wanted.require_width(shape[1], name)
+    for name in options.shapes:
         cases += [(variant, name, None) for variant in registry.variants("dense")]
         cases += [(variant, name, pattern) for pattern in options.patterns for variant in chosen]
-    if not cases:
-        raise SdbenchError("nothing to run: no shape or no pattern was selected", ExitCode.NOTHING_SELECTED)
 
     rows: list[dict[str, Any]] = [row for row in (directory.rows if directory else []) if row["record"] == "result"]
     done = {_key(row) for row in rows}
@@ -84,6 +91,17 @@ def run(options: KernelRun, directory: RunDirectory | None, progress: Progress) 
                 rows.append({"record": "result", **row})
             task.advance()
     return [{key: value for key, value in row.items() if key != "record"} for row in _judge(rows)]
+
+
+def _require_some(options: KernelRun, chosen: Sequence[Variant]) -> None:
+    refusals: dict[str, None] = {}
+    for variant, pattern, shape in itertools.product(chosen, options.patterns, options.shapes.values()):
+        problem = Problem(*shape, options.dtype, pattern, sm_count(options.device))
+        refusal = can_run(variant.needs, options.device) or variant.constraint(problem)
+        if refusal is None:
+            return
+        refusals[f"{variant.name} at {pattern} {refusal}"] = None
+    raise SdbenchError(f"nothing to run: {'; '.join(refusals) or 'no shape or no pattern'}", ExitCode.NOTHING_SELECTED)
 
 
 class _Operands:

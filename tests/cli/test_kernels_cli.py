@@ -1,0 +1,212 @@
+"""``sdbench kernels`` as a user calls it. Without a GPU there are no timings, so figures for tables are put into a finished run's rows."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from rich.text import Text
+
+from sdbench.kernels import registry
+from sdbench.results import RunRecord, read_jsonl, strict_json
+from sdbench.suites.kernels.report import COLUMNS, table_rows
+
+SMALL = ["kernels", "--shapes", "8x32", "--device", "cpu", "--variant", "reference"]
+TWO = [*SMALL, "--variant", "lane_row"]
+US = {"linear": 4.0, "gemv": 3.0, "reference": 400.0, "lane_row": 2.0}
+
+
+def strict(text: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def put_timings(run: Path) -> None:
+    """Makes the rows of a finished run those of a GPU."""
+    rows = read_jsonl(run / "rows.jsonl")
+    for row in rows:
+        if row["record"] == "result":
+            p50 = US[row["variant"]]
+            row |= {"us": {"p20": p50 - 0.25, "p50": p50, "p80": p50 + 0.25}, "us_reason": None, "gbps": 4123.4, "roofline": 0.876}
+    (run / "rows.jsonl").write_text("".join(strict_json(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def swap(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Gives one variant another launch."""
+
+    def replace(name: str, launch: Any) -> None:
+        registry.variants("spmv")  # all are registered from here on
+        known = registry.find("spmv", name)
+        monkeypatch.setitem(registry._VARIANTS, ("spmv", name), SimpleNamespace(**vars(known) | {"launch": launch}))
+
+    return replace
+
+
+def test_json_is_one_strict_document_and_nothing_else(sdbench):
+    done = sdbench(*TWO, "--pattern", "2:4", "--json")
+    assert done.code == 0
+    whole = strict(done.out)
+    assert whole["schema"] == "sdbench.kernels/1"
+    assert whole["environment"]["triton"] == triton.__version__
+    rows = whole["rows"]
+    assert [(row["kernel"], row["variant"], row["pattern"]) for row in rows] == [
+        ("dense", "gemv", None),
+        ("dense", "linear", None),
+        ("spmv", "reference", "2:4"),
+        ("spmv", "lane_row", "2:4"),
+    ]
+    for row in rows:
+        assert row["outcome"] == "correct" and row["dtype"] == "bf16" and row["of_shape"] == [8, 32]
+        assert 0 <= row["error"] < 5e-3
+        assert isinstance(row["config"], dict) and row["bytes"] > 0
+        assert row["us"] is row["gbps"] is row["roofline"] is None and row["us_reason"].startswith("no GPU")
+        assert row["speedup"] == {"linear": None, "dense": None} and row["best"] is False
+    assert done.err.startswith("no CUDA device: every variant is checked in Triton's interpreter")
+
+
+def test_output_holds_every_trial_and_resumes(sdbench, tmp_path, swap):
+    call = (*TWO, "--output", "run")
+    first = sdbench(*call, "--json")
+    rows = read_jsonl(tmp_path / "run/rows.jsonl")
+    assert [row["record"] for row in rows] == ["trial", "result"] * 4
+    record = RunRecord.model_validate_json((tmp_path / "run/run.json").read_bytes())
+    assert (record.command, record.outcome, record.arguments["shapes"]) == ("kernels", "complete", "8x32")
+
+    # As if the run had been stopped after three of four: only the last is run again.
+    (tmp_path / "run/rows.jsonl").write_text("".join(strict_json(row) + "\n" for row in rows[:6]))
+    swap("reference", lambda *others: pytest.fail("this one is done"))
+    second = sdbench(*call, "--json")
+    assert strict(second.out)["rows"] == strict(first.out)["rows"]
+    record = RunRecord.model_validate_json((tmp_path / "run/run.json").read_bytes())
+    assert [(attempt.outcome, attempt.resumed_rows) for attempt in record.audit] == [("complete", 0), ("complete", 6)]
+    sdbench(*call, "--pattern", "4:8").refuses(2, "run holds a run with other arguments: pattern")
+
+
+def test_speedups_and_the_best_of_each_kind(sdbench, tmp_path):
+    call = (*TWO, "--output", "run", "--json")
+    assert sdbench(*call).code == 0
+    put_timings(tmp_path / "run")
+    rows = {row["variant"]: row for row in strict(sdbench(*call).out)["rows"]}
+    assert {name: row["best"] for name, row in rows.items()} == {"gemv": True, "linear": False, "reference": False, "lane_row": True}
+    assert rows["lane_row"]["speedup"] == {"linear": 2.0, "dense": 1.5}  # over F.linear, and over the fastest dense
+    assert rows["linear"]["speedup"] == {"linear": 1.0, "dense": 0.75}
+
+
+def test_slower_than_asked_for(sdbench, tmp_path):
+    call = (*TWO, "--output", "run", "--min-speedup")
+    untimed = sdbench(*call, 1.5)
+    assert untimed.code == 4 and untimed.err.splitlines()[-1] == "sdbench: error: slower than --min-speedup 1.5: no timings"
+    put_timings(tmp_path / "run")
+    assert sdbench(*call, 1.5).code == 0
+    slower = sdbench(*call, 1.6)
+    assert slower.code == 4 and slower.err.splitlines()[-1] == "sdbench: error: slower than --min-speedup 1.6: 1.50 over the fastest dense"
+    assert "2:4: sum 2.0 us, 2.00x over F.linear, 1.50x over the fastest dense" in slower.out
+
+
+@pytest.mark.parametrize("width", [80, None])
+def test_no_figure_is_cut(width, sdbench, tmp_path, monkeypatch):
+    """CASES 23: on a terminal of 80 columns, and piped."""
+    call = (*TWO, "--output", "run")
+    rows = strict(sdbench(*call, "--json").out)["rows"]
+    put_timings(tmp_path / "run")
+    rows = strict(sdbench(*call, "--json").out)["rows"]
+    out = io.StringIO()
+    if width:
+        monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
+        monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys, "stdout", out)
+    assert sdbench(*call).code == 0
+    lines = Text.from_ansi(out.getvalue()).plain.splitlines()
+    numbers = [number for number, line in enumerate(lines) if line.startswith(" 8x32 ")]
+    table = lines[: numbers[-1] + 1]
+    cells = [[part for cell in row[2:] for part in cell.split()] for row in table_rows(rows)]
+    printed: list[list[str]] = [[] for _ in cells]
+    for index, number in enumerate(numbers):
+        printed[index % len(cells)] += lines[number].split()[2:]
+    assert printed == cells
+    assert width is not None or len(numbers) == len(cells)
+    assert width is None or max(map(len, table)) <= width
+    assert all(word in " ".join(table) for column in COLUMNS for word in column.name.split())
+
+
+def test_a_wrong_kernel_fails_the_run_and_is_in_the_table(sdbench, swap):
+    """CASES 5: what is wrong is one NaN."""
+
+    def launch(weight: Any, x: torch.Tensor, y: torch.Tensor, config: Any) -> torch.Tensor:
+        return torch.full_like(y, float("nan"))
+
+    swap("lane_row", launch)
+    done = sdbench(*TWO)
+    assert done.code == 3
+    assert "incorrect" in done.out
+    assert done.err.splitlines()[-1] == "sdbench: error: lane_row on 8x32 at 2:4: incorrect (relative error nan)"
+
+
+def test_a_variant_that_does_not_compile_fails_the_run(sdbench, swap):
+    """CASES 10: every config is bad; the error names the shape."""
+
+    def launch(weight: Any, x: torch.Tensor, y: torch.Tensor, config: Any) -> torch.Tensor:
+        raise triton.CompilationError(None, None, "no such instruction")
+
+    swap("lane_row", launch)
+    done = sdbench(*TWO, "--json")
+    assert done.code == 1
+    assert [row["outcome"] for row in strict(done.out)["rows"]] == ["correct"] * 3 + ["compile_error"]
+    last = done.err.splitlines()[-1]
+    assert last.startswith("sdbench: error: lane_row on 8x32 at 2:4: compile_error") and "no such instruction" in last
+
+
+def test_why_a_variant_was_left_out_stands_under_the_table(sdbench):
+    done = sdbench(*TWO, "--pattern", "1:8")
+    assert done.code == 0
+    assert "lane_row at 1:8 takes 8, 16 or 24 values a mask word; pattern 1:8 has 4" in done.out.splitlines()
+
+
+def test_nothing_that_could_run(sdbench):
+    """The dense baselines alone say nothing about sparsity."""
+    done = sdbench("kernels", "--shapes", "8x32", "--device", "cpu", "--variant", "lane_row", "--pattern", "1:8")
+    done.refuses(5, "nothing to run: lane_row at 1:8 takes 8, 16 or 24 values a mask word")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--pattern 5:4", "pattern 5:4: N:M keeps N of M"),
+        ("--pattern 2:3", "the group size must be one of 4, 8, 16, 32"),
+        ("--pattern 2:4 --pattern 24", "write it as N:M"),
+        ("--shapes 8x40 --pattern 16:32", "layer 8x40: in_features 40 is not a multiple of M=32"),
+        ("--shapes 8x32,8", "write OUTxIN"),
+        ("--shapes qwen3-4bb", "did you mean 'qwen3-4b'?"),
+        ("--variant lanerow", "did you mean 'lane_row'?"),
+        ("--dtype int8", "'int8' is not one of 'bf16', 'fp16', 'fp32'"),
+        ("--shape 8x32", "'--shapes'?"),
+        ("--device gpu", "device 'gpu'"),
+    ],
+)
+def test_usage(arguments, message, sdbench, tmp_path):
+    sdbench("kernels", *arguments.split(), "--output", "run").refuses(2, message)
+    assert not (tmp_path / "run").exists()  # a typo must not use the folder up
+
+
+def test_an_output_that_cannot_be_written(sdbench, tmp_path):
+    (tmp_path / "file").touch()
+    sdbench(*SMALL, "--output", "file/run").refuses(1, "cannot write the run directory file/run")
+
+
+@pytest.mark.parametrize(
+    ("output", "kept"), [(["--output", "run"], "in run, and the same command"), ([], "without --output nothing is kept")]
+)
+def test_ctrl_c(output, kept, sdbench, swap):
+    def launch(*others: Any) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    swap("reference", launch)
+    sdbench(*SMALL, *output).refuses(130, "interrupted", kept)
