@@ -12,11 +12,13 @@ from click.exceptions import Abort, ClickException, Exit
 from sdbench import __version__
 from sdbench.errors import ExitCode, SdbenchError
 
+click.rich_click.TEXT_PARAGRAPH_LINEBREAKS = "\n\n"
+
 COMMANDS = {
     "e2e": "Calibrate, prune, decode and judge: dense, control and chosen arms in one table.",
     "kernels": "Check, search and time every SpMV variant on a model's shapes.",
-    "split": "Split one training file into calibration and validation parts, pinned by a manifest.",
-    "env": "Show what machine and software this is.",
+    "split": "Split SOURCE into calibration and validation parts, pinned by a manifest.",
+    "env": "Show what machine and software this is, as it stands in result files.",
 }
 """Command name -> its one-line help; the module is ``sdbench.cli.<name>`` and holds ``command``."""
 

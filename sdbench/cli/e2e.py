@@ -19,7 +19,7 @@ DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
     multiple=True,
     default=["decode"],
     show_default=True,
-    help="Calibration source to judge; may be given several times.",
+    help="Calibration source to judge: decode, decode+sink, self, prefill or teacher-forced (the control, always judged); may be repeated.",
 )
 @click.option(
     "--model", help="Hub id, folder, .gguf file, random:<hub id or folder>, or demo.  [default: Qwen3-4B-Instruct-2507 on a GPU, else demo]"
@@ -38,8 +38,8 @@ DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
 @click.option("--validation", type=FILE, help="Judged examples.  [default: bundled arithmetic]")
 @click.option("--split-manifest", type=FILE, help="Manifest of both files, from 'sdbench split'.")
 @click.option("--dataset-revision", help="Refuse a manifest that names another revision.")
-@click.option("--calibration-examples", type=int, default=16, show_default=True)
-@click.option("--validation-examples", type=int, default=50, show_default=True)
+@click.option("--calibration-examples", type=int, default=16, show_default=True, help="Examples of --train to calibrate on.")
+@click.option("--validation-examples", type=int, default=50, show_default=True, help="Examples of --validation to judge.")
 @click.option(
     "--max-tokens", type=int, help=f"Longest reply of an answer run.  [default: {MAX_TOKENS}; {DEMO_MAX_TOKENS} for the demo model]"
 )
@@ -76,10 +76,11 @@ def command(
 
     \b
     sdbench e2e --calib decode
-    sdbench e2e --calib decode --calib self --pattern 16:32 --prefill dense --output results/local/demo
+    sdbench e2e --calib decode --calib self --pattern 16:32 --prefill dense
     sdbench e2e --model random:Qwen/Qwen3-4B-Instruct-2507 --equal-tokens 256
-    sdbench split train.jsonl --output gsm8k && sdbench e2e --model model.gguf --train gsm8k/train.jsonl \\
-        --validation gsm8k/validation.jsonl --split-manifest gsm8k/manifest.json --validation-examples 8
+    sdbench split train.jsonl --output data
+    sdbench e2e --model model.gguf --train data/train.jsonl \\
+        --validation data/validation.jsonl --split-manifest data/manifest.json
     """
     from sdbench.environment import describe
     from sdbench.errors import CheckFailed, ExitCode, SdbenchError

@@ -43,7 +43,7 @@ def command(
 
     \b
     sdbench kernels --pattern 2:4
-    sdbench kernels --pattern 2:4 --pattern 16:32 --shapes llama-3.1-8b --output results/local/kernels
+    sdbench kernels --pattern 2:4 --pattern 16:32 --shapes llama-3.1-8b
     sdbench kernels --pattern 4:8 --shapes 4096x2560,2560x9728 --json
     """
     from sdbench.models import resolve_device, resolve_dtype

@@ -72,7 +72,12 @@ class TestResults:
         assert whole["schema"] == "sdbench.e2e/1" and whole["model"] == "tiny"
         assert whole["environment"]["torch"] == torch.__version__
         assert [arm["arm"] for arm in whole["arms"]] == ["dense", "teacher-forced", "decode"]
+        promised = (
+            "arm pattern method examples answer_match eos truncated equal_tokens decode_rate speedup speedup_reason "
+            "kernel_calls expected_kernel_calls ceiling peak_bytes"
+        )
         for arm in whole["arms"]:
+            assert set(promised.split()) <= arm.keys()
             assert isinstance(arm["decode_rate"], float) and arm["equal_tokens"] == 5 and arm["examples"] == 2
             assert arm["kernel_calls"] == arm["expected_kernel_calls"]
             for figure in ("speedup", "ceiling", "peak_bytes"):
