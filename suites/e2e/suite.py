@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from sdbench.calibrate.collect import LayerStatistics
@@ -31,6 +32,8 @@ from sdbench.timing import summarise
 
 NO_TEXT = "random weights: replies mean nothing, so that only speed is measured"
 EAGER, GRAPH = "transformers, eager", "transformers, static cache and CUDA graph"
+SMALL_MODEL = 30_000_000
+"""Parameters below which a CPU runs on one thread: a step is shorter than waking a second one, and far shorter on a machine that is busy."""
 CPU_RATE = "CPU rates say nothing about GPU speed"
 
 
@@ -57,6 +60,8 @@ def run(options: E2EOptions, directory: RunDirectory | None, progress: Progress)
     """
     examples = data.load(options)
     loaded = load_model(options.spec, options.device, options.dtype, progress.note)
+    if options.device.type == "cpu" and sum(p.numel() for p in loaded.model.parameters()) < SMALL_MODEL:
+        torch.set_num_threads(1)
     linears = select_linears(loaded.model, options.targets, options.ignore)
     for name, linear in linears.items():
         options.pattern.require_width(linear.in_features, name)
