@@ -259,21 +259,26 @@ _SPLITS = (1, 2, 4, 5, 8, 19)
 def space(problem: Problem) -> list[Config]:
     """Block sizes and splits that give the device a sensible number of warps, each with at least two words a thread."""
     return [
-        {"block_out": block_out, "block_words": block_words, "splits": splits, "pdl": problem.dependent_launch}
+        {"block_out": block_out, "block_words": block_words, "splits": splits, "pdl": pdl}
         for block_out in (16, 32)
         for block_words in (4, 8, 16, 32)
         for splits in (1, 2, 4, 5, 8, 19)
+        # Dependent launch gains where a launch is short; a matrix that fills the device several times over can lose by it.
+        for pdl in sorted({problem.dependent_launch, 0 if splits == 1 else problem.dependent_launch})
         if problem.words >= 2 * splits * block_words
         and 6 <= triton.cdiv(problem.out_features, block_out) * splits * block_out * block_words / 32 / problem.sm_count <= 100
     ] or [default(problem)]
 
 
 def default(problem: Problem) -> Config:
-    """About 16 warps an SM without a search, all of a row's words in one program: splits of K need a second step."""
+    """About 16 warps an SM without a search, all of a row's words in one program: splits of K need a second step.
+
+    Without dependent launch, which gains between kernels that all take part in it and not among others.
+    """
     row_blocks = triton.cdiv(problem.out_features, 16)
     wanted = max(2, round(32 * problem.sm_count / row_blocks))
     block_words = min(32, triton.next_power_of_2(wanted), max(2, triton.next_power_of_2(problem.words) // 2))
-    return {"block_out": 16, "block_words": block_words, "splits": 1, "pdl": problem.dependent_launch}
+    return {"block_out": 16, "block_words": block_words, "splits": 1, "pdl": 0}
 
 
 def compile_source(problem: Problem, config: Config, nibble: bool = False) -> CompileSource:

@@ -33,7 +33,7 @@ from sdbench.timing import summarise
 NO_TEXT = "random weights: replies mean nothing, so that only speed is measured"
 EAGER, GRAPH = "transformers, eager", "transformers, static cache and CUDA graph"
 SMALL_MODEL = 30_000_000
-"""Parameters below which a CPU runs on one thread: a step is shorter than waking a second one, and far shorter on a machine that is busy."""
+"""Parameters below which a CPU runs on one thread: a step is shorter than waking a second one, far shorter on a busy machine."""
 CPU_RATE = "CPU rates say nothing about GPU speed"
 
 

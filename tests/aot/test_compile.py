@@ -26,7 +26,8 @@ for kernel, patterns in (("spmv", json.loads(sys.argv[2])), ("dense", [None])):
             problem = registry.Problem(19456, 2560, torch.bfloat16, pattern and Pattern.parse(pattern), 132, capability)
             if variant.constraint(problem):
                 continue
-            source = variant.compile_source(problem, variant.default(problem))
+            config = {**variant.default(problem), "pdl": problem.dependent_launch}
+            source = variant.compile_source(problem, config)
             pointers = {(index,): [["tt.divisibility", 16]] for index, kind in enumerate(source.signature.values()) if kind[0] == "*"}
             signature = source.signature | dict.fromkeys(source.constexprs, "constexpr")
             compiled = triton.compile(
