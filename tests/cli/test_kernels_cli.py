@@ -187,7 +187,7 @@ def test_nothing_that_could_run(sdbench):
         ("--shapes qwen3-4bb", "did you mean 'qwen3-4b'?"),
         ("--variant lanerow", "did you mean 'lane_row'?"),
         ("--dtype int8", "'int8' is not one of 'bf16', 'fp16', 'fp32'"),
-        ("--shape 8x32", "'--shapes'?"),
+        ("--shape 8x32", "--shapes"),
         ("--device gpu", "device 'gpu'"),
     ],
 )

@@ -101,8 +101,8 @@ def test_version(sdbench) -> None:  # type: ignore[no-untyped-def]
         ("e2", ["No such command 'e2'", "Did you mean 'e2e'?"]),
         ("kernel --pattern 2:4", ["Did you mean 'kernels'?"]),
         ("frobnicate", ["No such command 'frobnicate'", "Commands: e2e, kernels, split, env"]),
-        ("--halp", ["No such option '--halp'", "'--help'"]),
-        ("env --jsn", ["No such option '--jsn'", "'--json'"]),
+        ("--halp", ["No such option", "--help"]),
+        ("env --jsn", ["No such option", "--json"]),
     ],
 )
 def test_a_misspelling_is_answered_with_the_right_spelling(arguments, messages, sdbench) -> None:  # type: ignore[no-untyped-def]
