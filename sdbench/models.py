@@ -23,7 +23,6 @@ from sdbench.errors import SdbenchError, UsageError
 
 DEFAULT_HUB_ID = "Qwen/Qwen3-4B-Instruct-2507"
 DEFAULT_REVISION = "cdbee75f17c01a7cc42f958dc650907174af0554"
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 RANDOM = "random:"
 RANDOM_SEED = 0
 RANDOM_STD = 0.02
@@ -72,42 +71,6 @@ class LoadedModel:
     spec: ModelSpec
     eos_ids: frozenset[int]
     name: str
-
-
-def resolve_device(text: str | None) -> torch.device:
-    """The device of ``--device``: ``auto`` (or None), ``cpu``, ``cuda`` or ``cuda:N``.
-
-    Raises:
-        UsageError: Not such a name.
-        SdbenchError: CUDA was asked for and there is none, or not that many.
-    """
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if text in (None, "auto"):
-        text = "cuda" if found else "cpu"
-    if text == "cpu":
-        return torch.device("cpu")
-    match = re.fullmatch(r"cuda(?::(\d+))?", str(text))
-    if match is None:
-        raise UsageError(f"device {text!r}: use auto, cpu, cuda or cuda:N")
-    if not found:
-        raise SdbenchError(f"device {text!r} was asked for, but torch {torch.__version__} finds no CUDA GPU; use --device cpu")
-    index = int(match[1]) if match[1] else torch.cuda.current_device()
-    if index >= found:
-        raise SdbenchError(f"device {text!r} was asked for, but there are only {found} CUDA GPUs (cuda:0 to cuda:{found - 1})")
-    return torch.device("cuda", index)
-
-
-def resolve_dtype(text: str | None, device: torch.device) -> torch.dtype:
-    """The number type of ``--dtype``: ``bf16``, ``fp16``, ``fp32``, or ``auto`` (or None): bf16 on CUDA, fp32 on the CPU.
-
-    Raises:
-        UsageError: Not such a name.
-    """
-    if text in (None, "auto"):
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if text not in DTYPES:
-        raise UsageError(f"dtype {text!r}: use auto, {', '.join(DTYPES)}")
-    return DTYPES[str(text)]
 
 
 def resolve_model(text: str | None, revision: str | None, device: torch.device) -> ModelSpec:

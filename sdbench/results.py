@@ -318,7 +318,7 @@ class RunDirectory:
         self._save()
 
     def _append(self, name: str, record: Mapping[str, Any]) -> dict[str, Any]:
-        stored = with_status(record)
+        stored = with_status({**record, "attempt": len(self.record.audit)})
         append_jsonl(self.path / name, stored)
         return stored
 
@@ -359,6 +359,9 @@ def _earlier(directory: Path, fresh: RunRecord) -> RunRecord | None:
     names = sorted(record.arguments.keys() | fresh.arguments.keys())
     pairs = [(name, record.arguments.get(name), fresh.arguments.get(name)) for name in names]
     differing = [f"{name} ({strict_json(old)} there, {strict_json(new)} now)" for name, old, new in pairs if old != new]
+    if differing and not any(_read_if_there(directory / name) for name in ("rows.jsonl", "samples.jsonl")):
+        # Nothing was measured yet, so that a corrected command may take the directory; the audit keeps the failed attempt.
+        return record.model_copy(update={"arguments": fresh.arguments})
     if differing:
         raise UsageError(f"{directory} holds a run with other arguments: {', '.join(differing)}; choose another --output")
     return record

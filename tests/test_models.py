@@ -12,6 +12,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sdbench.architectures import ARCHITECTURES, Architecture
+from sdbench.devices import resolve_device, resolve_dtype
 from sdbench.engine.greedy import greedy
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.models import (
@@ -21,8 +22,6 @@ from sdbench.models import (
     encode_question,
     encode_reference,
     load_model,
-    resolve_device,
-    resolve_dtype,
     resolve_model,
 )
 

@@ -252,8 +252,12 @@ def test_a_complete_run(tmp_path: Path) -> None:
     assert record["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert (record["outcome"], record["outcome_reason"]) == ("complete", None)
     assert [(a["attempt"], a["outcome"], a["resumed_rows"]) for a in record["audit"]] == [(1, "complete", 0)]
-    assert read_jsonl(path / "rows.jsonl") == [{"arm": "dense", "decode_rate": None, "decode_rate_status": "nan"}] == directory.rows
-    assert read_jsonl(path / "samples.jsonl") == [{"id": "007", "text": "a\u2028b"}] == directory.samples
+    assert (
+        read_jsonl(path / "rows.jsonl")
+        == [{"arm": "dense", "decode_rate": None, "attempt": 1, "decode_rate_status": "nan"}]
+        == directory.rows
+    )
+    assert read_jsonl(path / "samples.jsonl") == [{"id": "007", "text": "a\u2028b", "attempt": 1}] == directory.samples
 
 
 def test_earlier_attempts_stay_in_the_audit_and_rows_are_kept(tmp_path: Path) -> None:
@@ -268,7 +272,7 @@ def test_earlier_attempts_stay_in_the_audit_and_rows_are_kept(tmp_path: Path) ->
         raise KeyboardInterrupt
     assert saved(tmp_path)["outcome"] == "interrupted"
     with run(tmp_path) as directory:
-        assert directory.rows == [{"arm": "dense"}, {"arm": "decode"}]
+        assert directory.rows == [{"arm": "dense", "attempt": 1}, {"arm": "decode", "attempt": 3}]
     record = saved(tmp_path)
     assert [(a["outcome"], a["reason"], a["resumed_rows"]) for a in record["audit"]] == [
         ("failed", "RuntimeError: out of memory", 0),
@@ -293,16 +297,16 @@ with RunDirectory.open(sys.argv[1], "e2e", {"pattern": "2:4"}, {"gpu": None}) as
 def test_cases_20_a_killed_run_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False).returncode == -signal.SIGKILL
     with run(tmp_path) as directory:
-        assert directory.rows == [{"arm": "dense"}]
+        assert directory.rows == [{"arm": "dense", "attempt": 1}]
         directory.add_row({"arm": "decode"})
     assert "torn last line" in caplog.text
-    assert read_jsonl(tmp_path / "rows.jsonl") == [{"arm": "dense"}, {"arm": "decode"}]
+    assert read_jsonl(tmp_path / "rows.jsonl") == [{"arm": "dense", "attempt": 1}, {"arm": "decode", "attempt": 2}]
     assert [(a["outcome"], a["reason"]) for a in saved(tmp_path)["audit"]] == [("interrupted", "killed"), ("complete", None)]
 
 
 def test_other_arguments_are_refused_by_name(tmp_path: Path) -> None:
-    with run(tmp_path, pattern="2:4", seed=0, gone=None):
-        pass
+    with run(tmp_path, pattern="2:4", seed=0, gone=None) as directory:
+        directory.add_row({"arm": "dense"})
     with pytest.raises(
         UsageError, match=r'other arguments: pattern \("2:4" there, "4:8" now\), seed \(0 there, null now\); choose another --output'
     ):
@@ -310,6 +314,16 @@ def test_other_arguments_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="'sdbench e2e'; choose another --output for 'sdbench kernels'"):
         RunDirectory.open(tmp_path, "kernels", {"pattern": "2:4", "seed": 0}, {})
     assert len(saved(tmp_path)["audit"]) == 1
+
+
+def test_a_corrected_command_may_take_a_directory_where_nothing_was_measured(tmp_path: Path) -> None:
+    with pytest.raises(SdbenchError), run(tmp_path, examples=999):
+        raise SdbenchError("999 examples asked for, but there are 200")
+    with run(tmp_path, examples=9):
+        pass
+    record = saved(tmp_path)
+    assert record["arguments"] == {"examples": 9}
+    assert [a["outcome"] for a in record["audit"]] == ["failed", "complete"]
 
 
 def test_another_machine_is_recorded_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

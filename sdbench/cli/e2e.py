@@ -82,9 +82,10 @@ def command(
     sdbench e2e --model model.gguf --train data/train.jsonl \\
         --validation data/validation.jsonl --split-manifest data/manifest.json
     """
+    from sdbench.devices import resolve_device, resolve_dtype
     from sdbench.environment import describe
     from sdbench.errors import CheckFailed, ExitCode, SdbenchError
-    from sdbench.models import resolve_device, resolve_dtype, resolve_model
+    from sdbench.models import resolve_model
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import strict_json, write_atomic

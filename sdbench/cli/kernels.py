@@ -46,7 +46,7 @@ def command(
     sdbench kernels --pattern 2:4 --pattern 16:32 --shapes llama-3.1-8b
     sdbench kernels --pattern 4:8 --shapes 4096x2560,2560x9728 --json
     """
-    from sdbench.models import resolve_device, resolve_dtype
+    from sdbench.devices import resolve_device, resolve_dtype
 
     target = resolve_device(device)
     if target.type == "cpu":
@@ -57,7 +57,7 @@ def command(
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import strict_json, write_atomic
-    from sdbench.suites.kernels.report import COLUMNS, failures, headline, markdown, notes, slowest_speedup, table_rows
+    from sdbench.suites.kernels.report import failures, headline, markdown, notes, slowest_speedup, table
     from sdbench.suites.kernels.shapes import parse_shapes
     from sdbench.suites.kernels.suite import SCHEMA, KernelRun, run
     from sdbench.tables import render_table
@@ -82,7 +82,7 @@ def command(
     if as_json:
         sys.stdout.write(strict_json({"schema": SCHEMA, "environment": environment, "rows": rows}, indent=2) + "\n")
     else:
-        render_table(COLUMNS, table_rows(rows), title="SpMV at batch 1 (* fastest correct variant of its kind)")
+        render_table(*table(rows), title="SpMV at batch 1 (* fastest correct variant of its kind)")
         for line in (*headline(rows), *notes(rows)):
             print(line)
         if target.type == "cpu":

@@ -195,7 +195,7 @@ class _Runner:
             "equal_tokens": rates[0]["tokens"],
             "decode_rate": rate,
             "decode_rate_spread": spread,
-            "decode_rate_reason": CPU_RATE if options.device.type == "cpu" else None,
+            "decode_rate_note": CPU_RATE if options.device.type == "cpu" else None,
             "speedup": gain,
             "speedup_reason": reason,
             "variant": "/".join(sorted({module.variant for module in packed.values()})) or None,

@@ -6,38 +6,39 @@ from typing import Any
 
 from sdbench.tables import Column, to_markdown
 
-COLUMNS = (
-    Column("layer", key=True),
-    Column("shape", key=True),
-    Column("pattern"),
-    Column("variant"),
-    Column("outcome"),
+KEYS = (Column("layer", key=True), Column("shape", key=True), Column("pattern"), Column("variant"), Column("outcome"))
+REDUCED = (Column("checked as"),)
+TIMES = (
     Column("us", figure=True),
     Column("p20-p80", figure=True),
     Column("GB/s", figure=True),
     Column("% read roofline", figure=True),
     Column("x F.linear", figure=True),
     Column("x dense", figure=True),
-    Column("error", figure=True),
 )
+ERROR = (Column("error", figure=True),)
 
 
-def table_rows(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Formatted cells, one row a (shape, pattern, variant), the baselines of a shape first.
+def table(rows: Sequence[dict[str, Any]]) -> tuple[list[Column], list[list[str]]]:
+    """Columns and formatted cells, one row a (shape, pattern, variant), the baselines of a shape first.
+
+    Without a single timing the columns of figures give way to the reduced shape that was checked.
 
     Args:
         rows: Result rows of the suite.
     """
+    columns = [*KEYS, *(TIMES if any(row["us"] for row in rows) else REDUCED), *ERROR]
     order = {tuple(row["of_shape"]): number for number, row in reversed(list(enumerate(rows)))}
     ordered = sorted(
         rows, key=lambda row: (order[tuple(row["of_shape"])], row["pattern"] is not None, row["pattern"] or "", row["variant"])
     )
-    return [_cells(row) for row in ordered]
+    cells = [_cells(row) for row in ordered]
+    return columns, [[row[column.name] for column in columns] for row in cells]
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """The table, its sums and its notes, for a job summary or a pull request."""
-    return to_markdown(COLUMNS, table_rows(rows)) + "".join(f"\n- {line}" for line in (*headline(rows), *notes(rows))) + "\n"
+    return to_markdown(*table(rows)) + "".join(f"\n- {line}" for line in (*headline(rows), *notes(rows))) + "\n"
 
 
 def notes(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -113,19 +114,20 @@ def _sum_of_best(rows: Sequence[dict[str, Any]], shapes: set[tuple[int, ...]]) -
     return sum(times) if len(times) == len(shapes) else None
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: dict[str, Any]) -> dict[str, str]:
     us, speedup = row["us"], row["speedup"]
-    return [
-        row["layer"],
-        "x".join(map(str, row["shape"])),
-        row["pattern"] or "dense",
-        row["variant"] + (" *" if row["best"] else ""),
-        row["outcome"],
-        f"{us['p50']:.2f}" if us else "-",
-        f"{us['p20']:.2f}-{us['p80']:.2f}" if us else "-",
-        f"{row['gbps']:.0f}" if row["gbps"] else "-",
-        f"{row['roofline'] * 100:.0f}" if row["roofline"] else "-",
-        f"{speedup['linear']:.2f}" if speedup["linear"] else "-",
-        f"{speedup['dense']:.2f}" if speedup["dense"] else "-",
-        f"{row['error']:.1e}" if row["error"] is not None else "-",
-    ]
+    return {
+        "layer": row["layer"],
+        "shape": "x".join(map(str, row["of_shape"])),
+        "pattern": row["pattern"] or "dense",
+        "variant": row["variant"] + (" *" if row["best"] else ""),
+        "outcome": row["outcome"],
+        "checked as": "x".join(map(str, row["shape"])),
+        "us": f"{us['p50']:.2f}" if us else "-",
+        "p20-p80": f"{us['p20']:.2f}-{us['p80']:.2f}" if us else "-",
+        "GB/s": f"{row['gbps']:.0f}" if row["gbps"] else "-",
+        "% read roofline": f"{row['roofline'] * 100:.0f}" if row["roofline"] else "-",
+        "x F.linear": f"{speedup['linear']:.2f}" if speedup["linear"] else "-",
+        "x dense": f"{speedup['dense']:.2f}" if speedup["dense"] else "-",
+        "error": f"{row['error']:.1e}" if row["error"] is not None else "-",
+    }

@@ -90,7 +90,7 @@ def run(options: KernelRun, directory: RunDirectory | None, progress: Progress) 
                     directory.add_row({"record": "result", **row})
                 rows.append({"record": "result", **row})
             task.advance()
-    return [{key: value for key, value in row.items() if key != "record"} for row in _judge(rows)]
+    return [{key: value for key, value in row.items() if key not in ("record", "attempt")} for row in _judge(rows)]
 
 
 def _require_some(options: KernelRun, chosen: Sequence[Variant]) -> None:

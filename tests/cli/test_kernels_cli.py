@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sdbench.kernels import registry
 from sdbench.results import RunRecord, read_jsonl, strict_json
-from sdbench.suites.kernels.report import COLUMNS, table_rows
+from sdbench.suites.kernels.report import table
 
 SMALL = ["kernels", "--shapes", "8x32", "--device", "cpu", "--variant", "reference"]
 TWO = [*SMALL, "--variant", "lane_row"]
@@ -126,15 +126,16 @@ def test_no_figure_is_cut(width, sdbench, tmp_path, monkeypatch):
     assert sdbench(*call).code == 0
     lines = Text.from_ansi(out.getvalue()).plain.splitlines()
     numbers = [number for number, line in enumerate(lines) if line.startswith(" 8x32 ")]
-    table = lines[: numbers[-1] + 1]
-    cells = [[part for cell in row[2:] for part in cell.split()] for row in table_rows(rows)]
+    printed_lines = lines[: numbers[-1] + 1]
+    columns, formatted = table(rows)
+    cells = [[part for cell in row[2:] for part in cell.split()] for row in formatted]
     printed: list[list[str]] = [[] for _ in cells]
     for index, number in enumerate(numbers):
         printed[index % len(cells)] += lines[number].split()[2:]
     assert printed == cells
     assert width is not None or len(numbers) == len(cells)
-    assert width is None or max(map(len, table)) <= width
-    assert all(word in " ".join(table) for column in COLUMNS for word in column.name.split())
+    assert width is None or max(map(len, printed_lines)) <= width
+    assert all(word in " ".join(printed_lines) for column in columns for word in column.name.split())
 
 
 def test_a_wrong_kernel_fails_the_run_and_is_in_the_table(sdbench, swap):

@@ -208,7 +208,7 @@ class TestDemo:
         assert (record.command, record.outcome, len(record.audit)) == ("e2e", "complete", 1)
         assert record.arguments == json.loads(strict_json(demo.options.arguments()))
         assert [row["record"] for row in demo.rows] == ["calibration", *["rate", "arm"] * 3]
-        arms = [{k: v for k, v in row.items() if k != "record"} for row in demo.rows if row["record"] == "arm"]
+        arms = [{k: v for k, v in row.items() if k not in ("record", "attempt")} for row in demo.rows if row["record"] == "arm"]
         assert arms == json.loads(strict_json(demo.outcome.arms))
         assert [(s["arm"], s["example"]) for s in demo.samples] == [
             (arm["arm"], s["example"]) for arm in demo.outcome.arms for s in demo.samples[:3]
@@ -373,7 +373,7 @@ class TestResume:
         assert len(rest.answers) == 4
         whole = run_in(tmp_path / "whole", wanted)
 
-        times = ("prefill_seconds", "decode_seconds")
+        times = ("prefill_seconds", "decode_seconds", "attempt")
         samples = [
             [{k: v for k, v in sample.items() if k not in times} for sample in read_jsonl(tmp_path / name / "samples.jsonl")]
             for name in ("run", "whole")
