@@ -32,8 +32,8 @@ def notes(options: E2EOptions, outcome: Outcome) -> list[str]:
     arms = outcome.arms
     lines = [
         f"pattern {options.pattern} ({options.method}), prefill on {options.prefill} weights",
-        f"match, EOS and cut off (at {options.max_tokens} tokens) from answer runs; tok/s at exactly {options.equal_tokens} tokens on every arm, "
-        f"median of {options.rate_repeats}; x dense is the speed-up over the fastest dense baseline",
+        f"match, EOS and cut off (at {options.max_tokens} tokens) from answer runs; tok/s at exactly {options.equal_tokens} tokens on "
+        f"every arm, median of {options.rate_repeats}; x dense is the speed-up over the fastest dense baseline",
     ]
     sources = outcome.calibration.get("sources") or {}
     if sources:
