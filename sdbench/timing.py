@@ -106,16 +106,17 @@ def graph_times(calls: Sequence[Callable[[], object]], *, replays: int = 20) -> 
     return summarise(samples)
 
 
-def copies_needed(nbytes: int, device: torch.device, least: int = 8) -> int:
+def copies_needed(nbytes: int, device: torch.device) -> int:
     """Weight copies of ``nbytes`` that together exceed the device's L2 several times.
+
+    At least two, since one after itself would be warm; at least eight small ones, so that a graph holds enough calls to time.
 
     Args:
         nbytes: Bytes that one call reads.
         device: A CUDA device.
-        least: Lower bound, so that a graph holds enough calls to time.
     """
-    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-    return max(least, -(-L2_TIMES * l2_bytes // nbytes))
+    cold = L2_TIMES * torch.cuda.get_device_properties(device).L2_cache_size
+    return max(2 if nbytes >= cold else 8, -(-cold // nbytes))
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:

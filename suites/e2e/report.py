@@ -50,6 +50,8 @@ def notes(options: E2EOptions, outcome: Outcome) -> list[str]:
     variants = sorted({arm["variant"] for arm in arms if arm["variant"]})
     if variants:
         lines.append(f"decode steps of pruned linears ran the {', '.join(variants)} SpMV")
+    if any(arm["peak_bytes"] for arm in arms[1:]):
+        lines.append("peak GB of pruned arms holds the original weights too, and for --prefill pruned a dense copy of the pruned ones")
     for key, label in (
         ("quality_reason", "no quality"),
         ("decode_rate_note", "tok/s"),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -191,7 +192,7 @@ class _Runner:
             "eos": sum(s["eos"] for s in samples) if samples else None,
             "truncated": sum(s["truncated"] for s in samples) if samples else None,
             "quality_reason": quality_reason,
-            "reply_tokens": (lambda t: t.p50 if t else None)(summarise([s["tokens"] for s in samples])),
+            "reply_tokens": median(s["tokens"] for s in samples) if samples else None,
             "equal_tokens": rates[0]["tokens"],
             "decode_rate": rate,
             "decode_rate_spread": spread,
