@@ -16,6 +16,7 @@ Shape = tuple[int, int]
 """(out_features, in_features)."""
 
 _REDUCTION = 64
+_LEAST_ROWS = 40
 
 
 @dataclass(frozen=True)
@@ -66,4 +67,4 @@ def reduced(shape: Shape, pattern: Pattern | None) -> Shape:
     """A shape small enough for the interpreter, with a width that is no multiple of 32 where the pattern allows it."""
     group = pattern.group if pattern else WORD
     out_features, in_features = (-(-n // _REDUCTION) for n in shape)
-    return min(shape[0], out_features), min(shape[1], -(-in_features // WORD) * WORD + group % WORD)
+    return min(shape[0], max(_LEAST_ROWS, out_features)), min(shape[1], -(-in_features // WORD) * WORD + group % WORD)

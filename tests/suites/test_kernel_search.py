@@ -122,4 +122,5 @@ def test_shapes() -> None:
 def test_reduced_shapes_keep_their_odd_width() -> None:
     assert reduced((2560, 9728), Pattern(2, 4)) == (40, 164)
     assert reduced((2560, 9728), Pattern(16, 32)) == (40, 160)
-    assert reduced((7, 32), Pattern(2, 4)) == (1, 32)
+    assert reduced((7, 32), Pattern(2, 4)) == (7, 32)
+    assert reduced((64, 2560), Pattern(2, 4)) == (40, 68)
