@@ -61,6 +61,5 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _spellings(linears: Iterable[str]) -> list[str]:
-    """What a pattern may be meant to say: last components, each once, then full names."""
-    names = list(linears)
-    return [*dict.fromkeys(name.rpartition(".")[2] for name in names), *names]
+    """What a pattern may be meant to say: last components, each once; full names would be hundreds."""
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in linears))

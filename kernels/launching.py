@@ -18,13 +18,9 @@ def can_run(needs: str, device: torch.device) -> str | None:
         needs: ``Variant.needs``.
         device: Where the operands live.
     """
-    if needs == "torch":
+    if needs == "torch" or device.type == "cuda" or interpreted():
         return None
-    if device.type == "cuda":
-        return "needs an NVIDIA GPU" if needs == "nvidia" and torch.version.hip else None
-    if needs == "nvidia":
-        return "needs an NVIDIA GPU"
-    return None if interpreted() else "needs a GPU, or Triton's interpreter (TRITON_INTERPRET=1)"
+    return "needs a GPU, or Triton's interpreter (TRITON_INTERPRET=1)"
 
 
 @cache

@@ -82,7 +82,7 @@ class Variant:
         space: Configs to search for a problem; each must be valid, or its failure becomes a record.
         default: Config without a search, from the shape and the SM count.
         constraint: Why the variant cannot take a problem, or None.
-        needs: ``"torch"`` runs anywhere, ``"triton"`` on a GPU or in Triton's interpreter, ``"nvidia"`` on an NVIDIA GPU alone.
+        needs: ``"torch"`` runs anywhere, ``"triton"`` on a GPU or in Triton's interpreter.
         compile_source: For compile-only checks; None for variants without a kernel of ours.
     """
 

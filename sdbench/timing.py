@@ -11,6 +11,9 @@ from torch import Tensor
 L2_TIMES = 4
 """Weight copies in a cold-cache timing exceed the L2 this many times."""
 
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 1e-3}
+"""Largest relative Frobenius error of a product by the dtype of y; sums are float32 everywhere."""
+
 
 @dataclass(frozen=True)
 class Times:

@@ -73,10 +73,11 @@ def launch(weight: Tensor, x: Tensor, y: Tensor, config: Config) -> Tensor:
 def space(problem: Problem) -> list[Config]:
     """Tiles of 8 to 64 weights a thread that leave at least two programs an SM."""
     return [
-        {"block_out": block_out, "block_k": block_k, "num_warps": num_warps, "pdl": problem.dependent_launch}
+        {"block_out": block_out, "block_k": block_k, "num_warps": num_warps, "pdl": pdl}
         for block_out in (2, 4, 8)
         for block_k in (256, 512, 1024)
         for num_warps in (1, 2, 4, 8)
+        for pdl in sorted({0, problem.dependent_launch})
         if 8 <= block_out * block_k / (32 * num_warps) <= 64
         and problem.out_features / block_out >= 2 * problem.sm_count
         and block_k < 2 * problem.in_features
@@ -89,7 +90,7 @@ def default(problem: Problem) -> Config:
         "block_out": 4,
         "block_k": min(1024, triton.next_power_of_2(problem.in_features)),
         "num_warps": 4,
-        "pdl": problem.dependent_launch,
+        "pdl": 0,
     }
 
 

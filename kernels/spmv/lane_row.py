@@ -253,9 +253,6 @@ def constraint(problem: Problem) -> str | None:
     return None
 
 
-_SPLITS = (1, 2, 4, 5, 8, 19)
-
-
 def space(problem: Problem) -> list[Config]:
     """Block sizes and splits that give the device a sensible number of warps, each with at least two words a thread."""
     return [

@@ -37,7 +37,7 @@ class LazyGroup(click.RichGroup):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Imports the command that was called; an unknown name is answered with the closest one."""
         if args[0] not in COMMANDS:
-            close = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.4)
+            close = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.6)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             ctx.fail(f"No such command {args[0]!r}.{hint} Commands: {', '.join(COMMANDS)}.")
         name = args[0]

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdbench.engine.phase import current_phase
+from sdbench.errors import CheckFailed
 from sdbench.kernels.spmv import bind
 from sdbench.packing import PackedWeight
+from sdbench.timing import TOLERANCE, relative_error, within
 
 PrefillWeights = Literal["pruned", "dense"]
 """Which matrix the prompt runs on: the pruned one, as in a packed checkpoint, or the original."""
@@ -77,8 +79,14 @@ def packed_linears(
         prefill: Matrix of the prefill; ``"dense"`` is the linear's own weight.
         variant: SpMV variant.
 
+    Each module's SpMV, with the variant and config that it will run, is first checked on random input against the float64 product with
+    the unpacked matrix: no rate of a wrong kernel can be measured.
+
     Yields:
         The modules in place, by name.
+
+    Raises:
+        CheckFailed: A module's product is wrong; names the layer.
     """
     originals: dict[str, Any] = {name: model.get_submodule(name) for name in weights}
     modules: dict[str, PackedLinear] = {}
@@ -86,6 +94,7 @@ def packed_linears(
         linear = originals[name]
         matrix = linear.weight.detach() if prefill == "dense" else packed.unpack()
         modules[name] = PackedLinear(packed, matrix, linear.bias, variant)
+        _check(modules[name], linear.weight.dtype, name)
     try:
         for name, module in modules.items():
             _replace(model, name, module)
@@ -93,6 +102,14 @@ def packed_linears(
     finally:
         for name, module in originals.items():
             _replace(model, name, module)
+
+
+def _check(module: PackedLinear, dtype: torch.dtype, name: str) -> None:
+    device = module.packed.device
+    x = torch.randn(module.in_features, device=device, generator=torch.Generator(device).manual_seed(0)).to(dtype)
+    error = relative_error(module.spmv(x, torch.float32), module.packed.unpack().double() @ x.double())
+    if not within(error, TOLERANCE[torch.float32]):
+        raise CheckFailed(f"layer {name}: the {module.variant} SpMV is wrong here, relative error {error:.1e}; run 'sdbench kernels'")
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

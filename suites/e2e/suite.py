@@ -104,11 +104,12 @@ class _Runner:
         """Prunes where the arm asks for it, then runs answers and rates; records the arm's row."""
         reports: dict[str, Any] = {}
         with self._in_place(arm, statistics, reports) as packed:
-            forward, path, path_reason = self._forward()
+            samples = self._answers(arm, packed)
+            # A cache of its own, as long as the timed run needs: a step reads all of a static cache, whatever answers may need.
+            forward, path, path_reason = self._forward(self.questions[:1], self.options.equal_tokens, self.options.warmup_tokens)
             contender = Contender(arm.name, self.loaded, packed, forward, path)
-            samples = self._answers(contender)
             with peak_memory(self.options.device) as peak:
-                rates = self._rates(contender)
+                rates = self._rates(contender, self.options.warmup_tokens)
             row = self._row(arm, contender, samples, rates)
             if self.baseline is None:
                 self._compare_paths(contender, row)
@@ -119,13 +120,13 @@ class _Runner:
         self.progress.note(f"{arm.name}: done")
         return row
 
-    def _forward(self) -> tuple[EagerForward, str, str | None]:
+    def _forward(self, questions: Sequence[Question], *reply_tokens: int) -> tuple[EagerForward, str, str | None]:
         """The fastest path for the model as it is now, its name, and why it is not a graph where it is not."""
         if self.options.device.type != "cuda":
             return EagerForward(self.loaded.model), EAGER, "no GPU: nothing to capture"
-        longest = max(len(question.prompt) for question in self.questions)
+        longest = max(len(question.prompt) for question in questions)
         try:
-            return GraphForward(self.loaded.model, longest + max(self.options.max_tokens, self.options.equal_tokens)), GRAPH, None
+            return GraphForward(self.loaded.model, longest + max(reply_tokens)), GRAPH, None
         except SdbenchError as error:
             return EagerForward(self.loaded.model), EAGER, str(error)
 
@@ -134,7 +135,8 @@ class _Runner:
         row["baselines"] = {dense.path: row["decode_rate"]}
         if dense.path != EAGER:
             eager = Contender(dense.arm, dense.loaded, dense.packed, EagerForward(dense.loaded.model), EAGER)
-            row["baselines"][EAGER] = _rate(self._rates(eager))[0]
+            # Its cache grows, so that each length is a shape of its own: all of them are warmed up.
+            row["baselines"][EAGER] = _rate(self._rates(eager, self.options.equal_tokens))[0]
 
     @contextmanager
     def _in_place(self, arm: Arm, statistics: Mapping[str, LayerStatistics], reports: dict[str, Any]) -> Iterator[dict[str, PackedLinear]]:
@@ -153,19 +155,21 @@ class _Runner:
         with packed_linears(self.loaded.model, weights, self.options.prefill) as modules:
             yield modules
 
-    def _answers(self, contender: Contender) -> list[dict[str, Any]]:
+    def _answers(self, arm: Arm, packed: Mapping[str, PackedLinear]) -> list[dict[str, Any]]:
         if self.options.spec.kind == "random":
             return []
+        forward, path, _ = self._forward(self.questions, self.options.max_tokens)
+        contender = Contender(arm.name, self.loaded, packed, forward, path)
         with self.progress.task(f"answers: {contender.arm}", len(self.questions)) as task:
             return answer_runs(contender, self.questions, self.options.max_tokens, self.journal, task)
 
-    def _rates(self, contender: Contender) -> list[dict[str, Any]]:
+    def _rates(self, contender: Contender, warmup_tokens: int) -> list[dict[str, Any]]:
         with self.progress.task(f"rate: {contender.arm}", self.options.rate_repeats) as task:
             return rate_runs(
                 contender,
                 self.questions[0].prompt,
                 equal_tokens=self.options.equal_tokens,
-                warmup_tokens=self.options.warmup_tokens,
+                warmup_tokens=warmup_tokens,
                 repeats=self.options.rate_repeats,
                 journal=self.journal,
                 task=task,

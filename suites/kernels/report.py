@@ -6,7 +6,7 @@ from typing import Any
 
 from sdbench.tables import Column, to_markdown
 
-KEYS = (Column("layer", key=True), Column("shape", key=True), Column("pattern"), Column("variant"), Column("outcome"))
+KEYS = (Column("layer", key=True), Column("shape", key=True), Column("pattern", key=True), Column("variant", key=True), Column("outcome"))
 REDUCED = (Column("checked as"),)
 TIMES = (
     Column("us", figure=True),

@@ -5,18 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
+from triton.errors import TritonError
 from triton.runtime.errors import OutOfResources
 
 from sdbench.kernels.registry import Config, Variant
 from sdbench.suites.kernels.operands import Operand
-from sdbench.timing import Times, graph_times, relative_error, within
+from sdbench.timing import TOLERANCE, Times, graph_times, relative_error, within
 
 FINALISTS = 3
 """Configs of the first, short timing that are timed again at length."""
-
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 1e-3}
-"""Largest relative Frobenius error by the dtype of y; sums are float32 everywhere."""
 
 
 @dataclass
@@ -54,11 +51,9 @@ def check(variant: Variant, operand: Operand, config: Config, generator: torch.G
         y = torch.full((operand.problem.out_features,), float("nan"), device=device)
         try:
             got = variant.launch(operand.weight, x.to(x_dtype), y, config)
-        except OutOfResources as error:
+        except (OutOfResources, torch.OutOfMemoryError) as error:
             return Trial(config, "out_of_resources", message=_one_line(error))
-        except torch.OutOfMemoryError as error:
-            return Trial(config, "out_of_resources", message=_one_line(error))
-        except triton.CompilationError as error:
+        except TritonError as error:
             return Trial(config, "compile_error", message=_one_line(error))
         error_now = relative_error(got, operand.dense.double() @ x.double())
         # max() would drop a NaN that comes second.
@@ -86,7 +81,11 @@ def search(variant: Variant, operand: Operand, generator: torch.Generator) -> It
         for config in configs:
             yield check(variant, operand, config, generator)
         return
-    copies = operand.copies()
+    try:
+        copies = operand.copies()
+    except torch.OutOfMemoryError as error:
+        yield Trial({}, "out_of_resources", message=_one_line(error))
+        return
     x = torch.randn(operand.problem.in_features, generator=generator, device=operand.dense.device).to(operand.problem.dtype)
     y = torch.empty(operand.problem.out_features, device=operand.dense.device)
 
@@ -98,7 +97,10 @@ def search(variant: Variant, operand: Operand, generator: torch.Generator) -> It
     for config in configs:
         trial = check(variant, operand, config, generator)
         if trial.outcome == "correct":
-            trial.times = timed(config, replays=3)
+            try:
+                trial.times = timed(config, replays=3)
+            except torch.OutOfMemoryError as error:
+                trial = Trial(config, "out_of_resources", trial.error, message=_one_line(error))
         trials.append(trial)
     right = sorted((t for t in trials if t.times), key=lambda t: t.times.p50 if t.times else 0.0)
     for trial in right[:FINALISTS]:

@@ -80,7 +80,7 @@ def run(options: KernelRun, directory: RunDirectory | None, progress: Progress) 
     with progress.task("kernels", len(cases)) as task:
         for variant, name, pattern in cases:
             shape = options.shapes[name]
-            if (variant.kernel, variant.name, str(pattern) if pattern else None, *shape) not in done:
+            if (variant.kernel, variant.name, str(pattern) if pattern else None, name, *shape) not in done:
                 trials = _trials(variant, operands.get(name, pattern), options)
                 operand = operands.get(name, pattern)
                 row = _row(variant, name, shape, operand, trials)
@@ -180,7 +180,7 @@ def _row(variant: Variant, name: str, shape: Shape, operand: Operand, trials: Se
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["kernel"], row["variant"], row["pattern"], *row["of_shape"]
+    return row["kernel"], row["variant"], row["pattern"], row["layer"], *row["of_shape"]
 
 
 def _judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

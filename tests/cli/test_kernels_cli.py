@@ -131,7 +131,11 @@ def test_no_figure_is_cut(width, sdbench, tmp_path, monkeypatch):
     cells = [[part for cell in row[2:] for part in cell.split()] for row in formatted]
     printed: list[list[str]] = [[] for _ in cells]
     for index, number in enumerate(numbers):
-        printed[index % len(cells)] += lines[number].split()[2:]
+        row, parts = index % len(cells), lines[number].split()[2:]
+        # Every piece says which pattern and variant its figures belong to.
+        keys = [part for cell in formatted[row][2:4] for part in cell.split()]
+        assert parts[: len(keys)] == keys
+        printed[row] += parts if index < len(cells) else parts[len(keys) :]
     assert printed == cells
     assert width is not None or len(numbers) == len(cells)
     assert width is None or max(map(len, printed_lines)) <= width

@@ -9,6 +9,8 @@ from sdbench.calibrate.magnitude import keep_mask
 from sdbench.engine.greedy import greedy
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
 from sdbench.engine.phase import phase
+from sdbench.errors import CheckFailed
+from sdbench.kernels.spmv import BoundSpmv
 from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import Pattern
 
@@ -75,3 +77,23 @@ def test_the_model_is_restored_after_an_error(tiny_llama: PreTrainedModel) -> No
     with pytest.raises(KeyboardInterrupt), packed_linears(tiny_llama, {name: packed(m.weight) for name, m in before.items()}, "pruned"):
         raise KeyboardInterrupt
     assert projections(tiny_llama) == before
+
+
+def test_a_wrong_kernel_never_gets_into_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Correct before timed: one wrong element of y is enough."""
+    linear = nn.Linear(8, 3, bias=False)
+    model = nn.Sequential(linear)
+    right = BoundSpmv.__call__
+
+    def wrong(self: BoundSpmv, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        y = right(self, x, out_dtype)
+        y[..., 1] *= 1.001
+        return y
+
+    monkeypatch.setattr(BoundSpmv, "__call__", wrong)
+    with (
+        pytest.raises(CheckFailed, match="layer 0: the reference SpMV is wrong"),
+        packed_linears(model, {"0": packed(linear.weight)}, "pruned"),
+    ):
+        pass
+    assert model[0] is linear
