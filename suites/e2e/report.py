@@ -35,6 +35,8 @@ def notes(options: E2EOptions, outcome: Outcome) -> list[str]:
         f"match, EOS and cut off (at {options.max_tokens} tokens) from answer runs; tok/s at exactly {options.equal_tokens} tokens on "
         f"every arm, median of {options.rate_repeats}; x dense is the speed-up over the fastest dense baseline",
     ]
+    spreads = [(arm["arm"], arm["decode_rate_spread"]) for arm in arms if arm["decode_rate_spread"]]
+    lines.append("tok/s, p20 to p80: " + ", ".join(f"{name} {spread['p20']:.1f} to {spread['p80']:.1f}" for name, spread in spreads))
     sources = outcome.calibration.get("sources") or {}
     if sources:
         rows = ", ".join(f"{name} {entry['rows']} of {entry['rows_available']}" for name, entry in sources.items())
