@@ -89,6 +89,7 @@ def command(
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import strict_json, write_atomic
+    from sdbench.suites.e2e.data import load
     from sdbench.suites.e2e.options import DENSE, E2EOptions
     from sdbench.suites.e2e.report import COLUMNS, document, markdown, notes, table_rows, wrong_calls
     from sdbench.suites.e2e.suite import run
@@ -107,12 +108,14 @@ def command(
         max_tokens=max_tokens,
         **rest,  # type: ignore[arg-type]
     )
+    # Before anything is created or loaded: a wrong file leaves no trace.
+    examples = load(options)
     environment = describe(target if target.type == "cuda" else None)
     output = output or Path("results/local/e2e") / f"{datetime.now():%Y%m%d-%H%M%S-%f}"
     with run_directory(output, "e2e", options.arguments(), environment) as directory, Progress() as progress:
         progress.note(f"model: {spec.name} ({spec.reason})")
         progress.note(f"run directory: {output}")
-        outcome = run(options, directory, progress)
+        outcome = run(options, examples, directory, progress)
         write_atomic(output / "report.md", markdown(options, outcome))
         wrong = wrong_calls(outcome.arms)
         if wrong:

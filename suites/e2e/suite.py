@@ -25,7 +25,7 @@ from sdbench.results import RunDirectory
 from sdbench.suites.e2e import data
 from sdbench.suites.e2e.calibration import calibrate
 from sdbench.suites.e2e.ceiling import ceiling, step_bytes
-from sdbench.suites.e2e.data import Question
+from sdbench.suites.e2e.data import Examples, Question
 from sdbench.suites.e2e.judge import Contender, Journal, answer_runs, rate_runs
 from sdbench.suites.e2e.options import Arm, E2EOptions
 from sdbench.suites.metrics import speedup
@@ -51,15 +51,15 @@ class Outcome:
     calibration: dict[str, Any]
 
 
-def run(options: E2EOptions, directory: RunDirectory | None, progress: Progress) -> Outcome:
+def run(options: E2EOptions, examples: Examples | None, directory: RunDirectory | None, progress: Progress) -> Outcome:
     """Runs every arm; answers that the run directory holds already are not asked again, rates are always measured anew.
 
     Args:
         options: What to run.
+        examples: Verified and drawn by :func:`sdbench.suites.e2e.data.load`; None for a random model.
         directory: Where records go as they finish; None to keep them in memory alone.
         progress: Where to report.
     """
-    examples = data.load(options)
     loaded = load_model(options.spec, options.device, options.dtype, progress.note)
     if options.device.type == "cpu" and sum(p.numel() for p in loaded.model.parameters()) < SMALL_MODEL:
         torch.set_num_threads(1)

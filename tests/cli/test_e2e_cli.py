@@ -93,7 +93,7 @@ class TestResults:
         first, second, *_ = done.err.splitlines()
         assert first == f"model: tiny (--model {folder})"
         assert second == "run directory: here"
-        default = sdbench("e2e", "--pattern", "2:4", "--dataset-revision", "none").err.splitlines()[0]
+        default = sdbench("e2e", "--targets", "nothing").err.splitlines()[0]
         assert default == "model: demo (the default without a CUDA device: the bundled demo model)"
 
     @pytest.mark.parametrize("width", [80, None])
@@ -343,3 +343,9 @@ def test_bad_input_in_a_process_of_its_own(arguments, code, message, tmp_path):
     *progress, last = done.stderr.splitlines()
     assert last.startswith("sdbench: error: ") and message in last
     assert len(progress) <= 2 and not any("Traceback" in line or "Warning" in line for line in progress)
+
+
+def test_a_file_that_differs_leaves_no_run_directory(sdbench, tmp_path):
+    done = sdbench("e2e", "--dataset-revision", "none", "--output", "never")
+    assert done.code == 3 and "pins dataset revision 'arithmetic-1', not 'none'" in done.err
+    assert not (tmp_path / "never").exists()

@@ -23,6 +23,7 @@ from sdbench.progress import Progress
 from sdbench.results import RunDirectory, RunRecord, read_jsonl, strict_json
 from sdbench.suites.data import load_examples
 from sdbench.suites.e2e import judge
+from sdbench.suites.e2e.data import load
 from sdbench.suites.e2e.options import E2EOptions
 from sdbench.suites.e2e.suite import Outcome, run
 from sdbench.suites.grading import extract_answer, is_match
@@ -106,11 +107,11 @@ def listening(before: Callable[[Replies], None] = lambda replies: None) -> Itera
 
 def run_in(path: Path, wanted: E2EOptions) -> Outcome:
     with RunDirectory.open(path, "e2e", wanted.arguments(), {"machine": "a test"}) as directory:
-        return run(wanted, directory, quiet())
+        return run(wanted, load(wanted), directory, quiet())
 
 
 def run_only(wanted: E2EOptions) -> Outcome:
-    return run(wanted, None, quiet())
+    return run(wanted, load(wanted), None, quiet())
 
 
 def quiet() -> Progress:
