@@ -2,7 +2,6 @@
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import psutil
 import torch
 
 from sdbench import __version__
-from sdbench.results import git_state
+from sdbench.results import git_state, package_version
 
 
 def describe(device: torch.device | None = None) -> dict[str, Any]:
@@ -28,8 +27,8 @@ def describe(device: torch.device | None = None) -> dict[str, Any]:
         "git": git_state(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "triton": _version("triton"),
-        "transformers": _version("transformers"),
+        "triton": package_version("triton"),
+        "transformers": package_version("transformers"),
         "platform": system,
         "cpu": {"model": _cpu_model(), "count": _usable_cpus(), "memory_bytes": psutil.virtual_memory().total},
         "cuda": torch.version.cuda,
@@ -83,10 +82,3 @@ def _cpu_model() -> str | None:
 
 def _usable_cpus() -> int | None:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -385,10 +385,11 @@ def _read_if_there(path: Path) -> list[dict[str, Any]]:
 
 def _versions() -> dict[str, str | None]:
     # The package itself may run from a checkout, where nothing is installed under its name.
-    return {"python": platform.python_version(), "sdbench": __version__} | {name: _version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), "sdbench": __version__} | {name: package_version(name) for name in PACKAGES}
 
 
-def _version(name: str) -> str | None:
+def package_version(name: str) -> str | None:
+    """Version of an installed package, or None."""
     try:
         return version(name)
     except PackageNotFoundError:

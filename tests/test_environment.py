@@ -108,4 +108,4 @@ def test_gpu_without_nvml_gives_null_and_a_reason(gpu, monkeypatch, module, reas
 
 
 def test_a_missing_package_is_null():
-    assert environment._version("no-such-package-anywhere") is None
+    assert environment.package_version("no-such-package-anywhere") is None

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sdbench.kernels.registry import Config
+
 
 @triton.jit
 def finish_rows(total, rows, inside, y_ptr, partial_ptr, arrived_ptr, OUT, splits, SPLIT_BLOCK: tl.constexpr):
@@ -38,28 +40,34 @@ def finish_rows(total, rows, inside, y_ptr, partial_ptr, arrived_ptr, OUT, split
         tl.store(y_ptr + rows, total.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+def pair_warps(config: Config) -> int:
+    """Warps of a program that gives each thread one (row, word) pair."""
+    return max(1, config["block_out"] * config["block_words"] // 32)
+
+
 _WORKSPACES: dict[tuple[torch.device, int], list[tuple[Tensor, Tensor]]] = {}
 
 
-def workspace(device: torch.device, splits: int, out_features: int, row_blocks: int) -> tuple[Tensor, Tensor]:
+def workspace(y: Tensor, splits: int, row_blocks: int) -> tuple[Tensor, Tensor]:
     """Partial sums and arrival counters of one launch, shared by the launches of a stream, which run one after the other.
 
     A workspace that became too small is kept: a captured CUDA graph may still hold its address.
 
     Args:
-        device: Where the kernel runs.
+        y: Output ``[out]`` of the launch.
         splits: Programs along K.
-        out_features: Rows of the matrix.
         row_blocks: Programs along the rows.
 
     Returns:
-        float32 ``[>= splits * out]`` and int32 zeros ``[>= row_blocks]``.
+        float32 ``[>= splits * out]`` and int32 zeros ``[>= row_blocks]``; y in place of both where K is not split and neither is touched.
     """
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    made = _WORKSPACES.setdefault((device, stream), [])
+    if splits == 1:
+        return y, y
+    stream = torch.cuda.current_stream(y.device).cuda_stream if y.device.type == "cuda" else 0
+    made = _WORKSPACES.setdefault((y.device, stream), [])
     for partial, arrived in made:
-        if partial.numel() >= splits * out_features and arrived.numel() >= row_blocks:
+        if partial.numel() >= splits * y.numel() and arrived.numel() >= row_blocks:
             return partial, arrived
-    partial = torch.empty(splits * out_features, dtype=torch.float32, device=device)
-    made.append((partial, torch.zeros(row_blocks, dtype=torch.int32, device=device)))
+    partial = torch.empty(splits * y.numel(), dtype=torch.float32, device=y.device)
+    made.append((partial, torch.zeros(row_blocks, dtype=torch.int32, device=y.device)))
     return made[-1]

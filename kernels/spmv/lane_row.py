@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from sdbench.kernels.launching import interpreted, pointer_type
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 from sdbench.kernels.spmv.bits import gather, take_highest
-from sdbench.kernels.spmv.finish import finish_rows, workspace
+from sdbench.kernels.spmv.finish import finish_rows, pair_warps, workspace
 from sdbench.kernels.spmv.nibbles import byte_of, high_positions, low_positions, single_positions
 from sdbench.packing import PackedWeight
 from sdbench.pattern import WORD
@@ -216,10 +216,6 @@ def _constexprs(problem: Problem, config: Config, nvidia: bool, nibble: bool) ->
     }
 
 
-def _num_warps(config: Config) -> int:
-    return max(1, config["block_out"] * config["block_words"] // 32)
-
-
 def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config, nibble: bool = False) -> Tensor:
     """Fills and returns y ``[out]`` = W x.
 
@@ -233,12 +229,12 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config, nibble: b
     """
     problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1)
     row_blocks = triton.cdiv(packed.out_features, config["block_out"])
-    partial, arrived = workspace(x.device, config["splits"], packed.out_features, row_blocks) if config["splits"] > 1 else (y, y)
+    partial, arrived = workspace(y, config["splits"], row_blocks)
     lane_row_kernel[row_blocks, config["splits"]](
         packed.mask_words, packed.values.view(torch.int64), x, y, partial, arrived,
         packed.out_features, packed.in_features, packed.words, triton.cdiv(packed.words, config["splits"]), config["splits"],
         **_constexprs(problem, config, not interpreted() and torch.version.hip is None, nibble),
-        num_warps=_num_warps(config), launch_pdl=bool(config["pdl"]),
+        num_warps=pair_warps(config), launch_pdl=bool(config["pdl"]),
     )  # fmt: skip
     return y
 
@@ -283,7 +279,7 @@ def compile_source(problem: Problem, config: Config, nibble: bool = False) -> Co
     integers = dict.fromkeys(("OUT", "in_features", "words", "words_per_split", "splits"), "i32")
     weights = {"mask_ptr": "*i32", "values_ptr": "*i64"}
     vectors = {"x_ptr": pointer_type(torch.bfloat16), "y_ptr": "*fp32", "partial_ptr": "*fp32", "arrived_ptr": "*i32"}
-    return CompileSource(lane_row_kernel, weights | vectors | integers, _constexprs(problem, config, True, nibble), _num_warps(config))
+    return CompileSource(lane_row_kernel, weights | vectors | integers, _constexprs(problem, config, True, nibble), pair_warps(config))
 
 
 register(

@@ -8,7 +8,7 @@ from torch import Tensor
 from sdbench.kernels.launching import pointer_type
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 from sdbench.kernels.spmv.bits import gather, take_highest
-from sdbench.kernels.spmv.finish import finish_rows, workspace
+from sdbench.kernels.spmv.finish import finish_rows, pair_warps, workspace
 from sdbench.packing import PackedWeight, chunk_length
 
 
@@ -52,10 +52,6 @@ def _constexprs(problem: Problem, config: Config) -> dict[str, int | bool]:
     }
 
 
-def _num_warps(config: Config) -> int:
-    return max(1, config["block_out"] * config["block_words"] // 32)
-
-
 def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor:
     """Fills and returns y ``[out]`` = W x.
 
@@ -67,11 +63,11 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
     """
     problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1)
     row_blocks = triton.cdiv(packed.out_features, config["block_out"])
-    partial, arrived = workspace(x.device, config["splits"], packed.out_features, row_blocks) if config["splits"] > 1 else (y, y)
+    partial, arrived = workspace(y, config["splits"], row_blocks)
     portable_kernel[row_blocks, config["splits"]](
         packed.mask_words, packed.values, x, y, partial, arrived,
         packed.out_features, packed.in_features, packed.words, triton.cdiv(packed.words, config["splits"]), config["splits"],
-        **_constexprs(problem, config), num_warps=_num_warps(config),
+        **_constexprs(problem, config), num_warps=pair_warps(config),
     )  # fmt: skip
     return y
 
@@ -98,7 +94,7 @@ def compile_source(problem: Problem, config: Config) -> CompileSource:
         "partial_ptr": "*fp32",
         "arrived_ptr": "*i32",
     }
-    return CompileSource(portable_kernel, pointers | integers, _constexprs(problem, config), _num_warps(config))
+    return CompileSource(portable_kernel, pointers | integers, _constexprs(problem, config), pair_warps(config))
 
 
 register(

@@ -75,11 +75,8 @@ def search(variant: Variant, operand: Operand, generator: torch.Generator) -> It
     if refusal:
         yield Trial({}, "constraint", message=refusal)
         return
-    on_gpu = operand.dense.device.type == "cuda"
-    configs = variant.space(operand.problem) if on_gpu else [variant.default(operand.problem)]
-    if not on_gpu:
-        for config in configs:
-            yield check(variant, operand, config, generator)
+    if operand.dense.device.type != "cuda":
+        yield check(variant, operand, variant.default(operand.problem), generator)
         return
     try:
         copies = operand.copies()
@@ -94,7 +91,7 @@ def search(variant: Variant, operand: Operand, generator: torch.Generator) -> It
         return graph_times(calls, replays=replays)
 
     trials = []
-    for config in configs:
+    for config in variant.space(operand.problem):
         trial = check(variant, operand, config, generator)
         if trial.outcome == "correct":
             try:

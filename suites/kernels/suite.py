@@ -81,8 +81,8 @@ def run(options: KernelRun, directory: RunDirectory | None, progress: Progress) 
         for variant, name, pattern in cases:
             shape = options.shapes[name]
             if (variant.kernel, variant.name, str(pattern) if pattern else None, name, *shape) not in done:
-                trials = _trials(variant, operands.get(name, pattern), options)
                 operand = operands.get(name, pattern)
+                trials = _trials(variant, operand, options)
                 row = _row(variant, name, shape, operand, trials)
                 if directory:
                     for trial in trials:
