@@ -23,6 +23,7 @@ NO_GPU = "no CUDA device: every variant is checked in Triton's interpreter on re
 @click.option(
     "--min-speedup", type=float, help="Exit with 4 when the best variant's sum is not this many times as fast as the fastest dense."
 )
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw time over bytes read, with the measured roofline; .png, .svg or .pdf.")
 @output_option
 @json_option
 def command(
@@ -33,6 +34,7 @@ def command(
     seed: int,
     device: str,
     min_speedup: float | None,
+    plot: Path | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -45,6 +47,7 @@ def command(
     sdbench kernels --pattern 2:4
     sdbench kernels --pattern 2:4 --pattern 16:32 --shapes llama-3.1-8b
     sdbench kernels --pattern 4:8 --shapes 4096x2560,2560x9728 --json
+    sdbench kernels --pattern 2:4 --output run --plot run/roofline.png
     """
     from sdbench.devices import resolve_device, resolve_dtype
 
@@ -62,6 +65,10 @@ def command(
     from sdbench.suites.kernels.suite import SCHEMA, KernelRun, run
     from sdbench.tables import render_table
 
+    if plot:
+        from sdbench.suites.kernels.plot import check_plot, save_plot
+
+        check_plot(plot)
     parsed = list(dict.fromkeys(Pattern.parse(text) for text in patterns))
     options = KernelRun(parsed, parse_shapes(shapes), resolve_dtype(dtype, target), target, variants, seed)
     arguments = {
@@ -87,10 +94,13 @@ def command(
             print(line)
         if target.type == "cpu":
             print(NO_GPU)
+    plotted = save_plot(plot, rows, environment["gpu"]["name"] if environment["gpu"] else "no GPU") if plot else True
     failed = failures(rows)
     if failed:
         wrong = any(row["outcome"] == "incorrect" for row in rows)
         raise SdbenchError("; ".join(failed), ExitCode.CHECK_FAILED if wrong else ExitCode.ERROR)
+    if not plotted:
+        raise SdbenchError(f"nothing to plot in {plot}: no row has a timing", ExitCode.NOTHING_SELECTED)
     slowest = slowest_speedup(rows)
     if min_speedup is not None and (slowest is None or slowest < min_speedup):
         found = "no timings" if slowest is None else f"{slowest:.2f} over the fastest dense"
