@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sdbench.errors import SdbenchError, UsageError
+from sdbench.packing import pack
 from sdbench.pattern import WORD, Pattern
 
 Config = Mapping[str, int]
@@ -70,12 +71,28 @@ class CompileSource:
     num_warps: int
 
 
+Prepare = Callable[[Tensor, Tensor | None, Pattern | None], tuple[Any, Tensor]]
+"""``prepare(dense, keep, pattern)`` makes what a kernel reads from a matrix ``[out, in]`` and its keep mask, bool ``[out, in]``.
+
+Returns the operand, which has ``nbytes`` and ``clone()``, and the matrix ``[out, in]`` that it stands for exactly (any float dtype):
+pruned, quantised or as it was. ``keep`` and ``pattern`` are None together.
+"""
+
+
+def as_it_is(dense: Tensor, keep: Tensor | None, pattern: Pattern | None) -> tuple[Any, Tensor]:
+    """A ``Prepare`` of the dense matrix itself, or of its PackedWeight where there is a pattern."""
+    if keep is None or pattern is None:
+        return dense, dense
+    return pack(dense, keep, pattern), torch.where(keep, dense, 0)
+
+
 @dataclass(frozen=True)
 class Variant:
     """One way to compute y = W x at batch 1.
 
     Attributes:
-        kernel: ``"spmv"`` (the operand is a PackedWeight) or ``"dense"`` (a matrix ``[out, in]``).
+        kernel: The folder it lives in: ``"spmv"`` (the operand is a PackedWeight), ``"dense"`` (a matrix ``[out, in]``), and others whose
+            operands ``prepare`` makes.
         name: Name within the kernel.
         summary: One line for tables and docs.
         launch: ``launch(operand, x, y, config)`` computes W x for x ``[in]`` and returns it, ``[out]``: in y, where the variant can.
@@ -84,6 +101,7 @@ class Variant:
         constraint: Why the variant cannot take a problem, or None.
         needs: ``"torch"`` runs anywhere, ``"triton"`` on a GPU or in Triton's interpreter.
         compile_source: For compile-only checks; None for variants without a kernel of ours.
+        prepare: Makes the operand; variants with one and the same function share their operands.
     """
 
     kernel: str
@@ -95,6 +113,7 @@ class Variant:
     constraint: Callable[[Problem], str | None] = lambda problem: None
     needs: str = "triton"
     compile_source: Callable[[Problem, Config], CompileSource] | None = None
+    prepare: Prepare = as_it_is
 
 
 _VARIANTS: dict[tuple[str, str], Variant] = {}

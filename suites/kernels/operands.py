@@ -1,14 +1,15 @@
-"""What a kernel run multiplies: random weights, pruned and packed, with the float64 product to check against."""
+"""What a kernel run multiplies: random weights, in the form that a variant reads, with the float64 product to check against."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.kernels.launching import capability, sm_count
-from sdbench.kernels.registry import Problem
-from sdbench.packing import PackedWeight, pack
+from sdbench.kernels.registry import Prepare, Problem, as_it_is
 from sdbench.pattern import WORD, Pattern
 from sdbench.timing import copies_needed
 
@@ -19,48 +20,67 @@ _REDUCTION = 64
 _LEAST_ROWS = 40
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operand:
     """One weight to multiply with.
 
     Attributes:
         problem: Shape, dtype and pattern.
-        dense: The (pruned) matrix ``[out, in]`` that every check multiplies in float64.
-        weight: What the kernels read: the packed form, or ``dense`` itself.
+        matrix: The unpruned matrix ``[out, in]``.
+        prepare: The variant's own; called when the weight is first asked for, since there is none for a problem that the variant refuses.
     """
 
     problem: Problem
-    dense: Tensor
-    weight: PackedWeight | Tensor
+    matrix: Tensor
+    prepare: Prepare
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lives."""
+        return self.matrix.device
+
+    @cached_property
+    def _prepared(self) -> tuple[Any, Tensor]:
+        pattern = self.problem.pattern
+        keep = None if pattern is None else keep_mask(self.matrix, pattern, layer="x".join(map(str, self.matrix.shape)))
+        return self.prepare(self.matrix, keep, pattern)
+
+    @property
+    def weight(self) -> Any:
+        """What the kernels read: a packed or quantised form, or ``dense`` itself."""
+        return self._prepared[0]
+
+    @property
+    def dense(self) -> Tensor:
+        """The matrix ``[out, in]`` that ``weight`` stands for; every check multiplies it in float64."""
+        return self._prepared[1]
 
     @property
     def nbytes(self) -> int:
         """Bytes that one product must read of the weight."""
-        return self.weight.nbytes
+        return int(self.weight.nbytes)
 
-    def copies(self) -> list[PackedWeight | Tensor]:
+    def copies(self) -> list[Any]:
         """The weight in enough places to make every read a cold one."""
-        return [self.weight, *(self.weight.clone() for _ in range(copies_needed(self.nbytes, self.dense.device) - 1))]
+        return [self.weight, *(self.weight.clone() for _ in range(copies_needed(self.nbytes, self.device) - 1))]
 
 
-def make_operand(shape: Shape, dtype: torch.dtype, pattern: Pattern | None, device: torch.device, seed: int) -> Operand:
-    """Random normal weights; with a pattern, magnitude-pruned and packed.
+def make_operand(
+    shape: Shape, dtype: torch.dtype, pattern: Pattern | None, device: torch.device, seed: int, prepare: Prepare = as_it_is
+) -> Operand:
+    """Random normal weights; with a pattern, magnitude-pruned.
 
     Args:
         shape: ``(out_features, in_features)``.
         dtype: Dtype of the weight.
-        pattern: N kept of M, or None for a dense operand.
+        pattern: N kept of M, or None for an unpruned operand.
         device: Where it lives.
         seed: Seed of the weights.
+        prepare: ``Variant.prepare`` of the variants that will read it; by default the matrix itself, packed where there is a pattern.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    dense = torch.randn(shape, generator=generator, device=device).to(dtype)
-    problem = Problem(*shape, dtype, pattern, sm_count(device), capability(device))
-    if pattern is None:
-        return Operand(problem, dense, dense)
-    keep = keep_mask(dense, pattern, layer="x".join(map(str, shape)))
-    packed = pack(dense, keep, pattern)
-    return Operand(problem, torch.where(keep, dense, 0), packed)
+    matrix = torch.randn(shape, generator=generator, device=device).to(dtype)
+    return Operand(Problem(*shape, dtype, pattern, sm_count(device), capability(device)), matrix, prepare)
 
 
 def reduced(shape: Shape, pattern: Pattern | None) -> Shape:

@@ -11,7 +11,7 @@ from sdbench.errors import ExitCode, SdbenchError
 from sdbench.kernels import registry
 from sdbench.kernels.launching import can_run, sm_count
 from sdbench.kernels.read import read_bandwidth
-from sdbench.kernels.registry import Problem, Variant
+from sdbench.kernels.registry import Prepare, Problem, Variant
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
@@ -71,8 +71,8 @@ def run(options: KernelRun, directory: RunDirectory | None, progress: Progress) 
     _require_some(options, chosen)
     cases: list[tuple[Variant, str, Pattern | None]] = []
     for name in options.shapes:
-        cases += [(variant, name, None) for variant in registry.variants("dense")]
-        cases += [(variant, name, pattern) for pattern in options.patterns for variant in chosen]
+        cases += [(variant, name, None) for kernel in ("dense", "quantized") for variant in registry.variants(kernel)]
+        cases += [(variant, name, pattern) for pattern in options.patterns for variant in (*chosen, *registry.variants("semi_structured"))]
 
     rows: list[dict[str, Any]] = [row for row in (directory.rows if directory else []) if row["record"] == "result"]
     done = {_key(row) for row in rows}
@@ -81,7 +81,7 @@ def run(options: KernelRun, directory: RunDirectory | None, progress: Progress) 
         for variant, name, pattern in cases:
             shape = options.shapes[name]
             if (variant.kernel, variant.name, str(pattern) if pattern else None, name, *shape) not in done:
-                operand = operands.get(name, pattern)
+                operand = operands.get(variant, name, pattern)
                 trials = _trials(variant, operand, options)
                 row = _row(variant, name, shape, operand, trials)
                 if directory:
@@ -105,19 +105,20 @@ def _require_some(options: KernelRun, chosen: Sequence[Variant]) -> None:
 
 
 class _Operands:
-    """Keeps the operand in use: weights of one shape and pattern serve every variant, then make room."""
+    """Keeps the operand in use: weights of one shape and pattern serve every variant that reads the same form, then make room."""
 
     def __init__(self, options: KernelRun):
         self._options = options
-        self._key: tuple[str, Pattern | None] | None = None
+        self._key: tuple[Prepare, str, Pattern | None] | None = None
         self._operand: Operand | None = None
 
-    def get(self, name: str, pattern: Pattern | None) -> Operand:
-        if self._operand is None or self._key != (name, pattern):
+    def get(self, variant: Variant, name: str, pattern: Pattern | None) -> Operand:
+        key = variant.prepare, name, pattern
+        if self._operand is None or self._key != key:
             self._operand = None
             options = self._options
             shape = options.shapes[name] if options.device.type == "cuda" else reduced(options.shapes[name], pattern)
-            self._key, self._operand = (name, pattern), make_operand(shape, options.dtype, pattern, options.device, options.seed)
+            self._key, self._operand = key, make_operand(shape, options.dtype, pattern, options.device, options.seed, variant.prepare)
         return self._operand
 
 
@@ -158,9 +159,10 @@ def _trial_row(variant: Variant, operand: Operand, trial: Trial) -> dict[str, An
 def _row(variant: Variant, name: str, shape: Shape, operand: Operand, trials: Sequence[Trial]) -> dict[str, Any]:
     best = _best(trials)
     problem = operand.problem
-    nbytes = operand.nbytes + problem.in_features * problem.dtype.itemsize
-    on_gpu = operand.dense.device.type == "cuda"
-    gbps = nbytes / best.times.p50 / 1e3 if best.times else None
+    refused = best.outcome == "constraint"  # and so there is no operand
+    nbytes = None if refused else operand.nbytes + problem.in_features * problem.dtype.itemsize
+    timeable = operand.device.type == "cuda"
+    gbps = nbytes / best.times.p50 / 1e3 if nbytes and best.times else None
     outcomes: dict[str, int] = {}
     for trial in trials:
         outcomes[trial.outcome] = outcomes.get(trial.outcome, 0) + 1
@@ -170,10 +172,10 @@ def _row(variant: Variant, name: str, shape: Shape, operand: Operand, trials: Se
         "of_shape": list(shape),
         "us_reason": None
         if best.times
-        else (best.message or "not timed" if on_gpu else "no GPU: checked in the interpreter on a reduced shape"),
+        else (best.message or "not timed" if refused or timeable else "no GPU: checked in the interpreter on a reduced shape"),
         "bytes": nbytes,
         "gbps": gbps,
-        "roofline": gbps * 1e9 / read_bandwidth(operand.nbytes, operand.dense.device) if gbps else None,
+        "roofline": gbps * 1e9 / read_bandwidth(operand.nbytes, operand.device) if gbps else None,
         "configs": len(trials),
         "outcomes": outcomes,
     }
