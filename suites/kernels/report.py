@@ -6,6 +6,12 @@ from typing import Any
 
 from sdbench.tables import Column, to_markdown
 
+QUANTIZED = ("int8", "fp8")
+"""Weight-only baselines. They stand beside the headline and not in it: it compares weights that keep their dtype."""
+
+_OVER = {"linear": "F.linear", "dense": "dense"} | {name: name for name in QUANTIZED}
+"""Headings of the speed-ups, by their names in a row."""
+
 KEYS = (Column("layer", key=True), Column("shape", key=True), Column("pattern", key=True), Column("variant", key=True), Column("outcome"))
 REDUCED = (Column("checked as"),)
 TIMES = (
@@ -13,8 +19,7 @@ TIMES = (
     Column("p20-p80", figure=True),
     Column("GB/s", figure=True),
     Column("% read roofline", figure=True),
-    Column("x F.linear", figure=True),
-    Column("x dense", figure=True),
+    *(Column(f"x {heading}", figure=True) for heading in _OVER.values()),
 )
 ERROR = (Column("error", figure=True),)
 
@@ -29,9 +34,7 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[Column], list[list[str]]
     """
     columns = [*KEYS, *(TIMES if any(row["us"] for row in rows) else REDUCED), *ERROR]
     order = {tuple(row["of_shape"]): number for number, row in reversed(list(enumerate(rows)))}
-    ordered = sorted(
-        rows, key=lambda row: (order[tuple(row["of_shape"])], row["pattern"] is not None, row["pattern"] or "", row["variant"])
-    )
+    ordered = sorted(rows, key=lambda row: (order[tuple(row["of_shape"])], row["pattern"] or "", row["kernel"], row["variant"]))
     cells = [_cells(row) for row in ordered]
     return columns, [[row[column.name] for column in columns] for row in cells]
 
@@ -69,12 +72,14 @@ class Sums:
         sparse: The fastest correct SpMV variants.
         linear: ``F.linear``.
         dense: The fastest dense kernels.
+        quantized: Weight-only kernels by name; one with an untimed shape has no sum.
     """
 
     pattern: str
     sparse: float
     linear: float
     dense: float
+    quantized: dict[str, float]
 
 
 def sums(rows: Sequence[dict[str, Any]]) -> list[Sums]:
@@ -83,18 +88,24 @@ def sums(rows: Sequence[dict[str, Any]]) -> list[Sums]:
     timed = [row for row in rows if row["us"] and row["outcome"] == "correct"]
     linear = _sum_of_best([row for row in timed if row["variant"] == "linear"], shapes)
     dense = _sum_of_best([row for row in timed if row["kernel"] == "dense"], shapes)
+    quantized = {}
+    for name in QUANTIZED:
+        total = _sum_of_best([row for row in timed if (row["kernel"], row["variant"]) == ("quantized", name)], shapes)
+        if total:
+            quantized[name] = total
     found = []
     for pattern in dict.fromkeys(row["pattern"] for row in rows if row["pattern"]):
-        sparse = _sum_of_best([row for row in timed if row["pattern"] == pattern], shapes)
+        sparse = _sum_of_best([row for row in timed if (row["kernel"], row["pattern"]) == ("spmv", pattern)], shapes)
         if sparse and linear and dense:
-            found.append(Sums(pattern, sparse, linear, dense))
+            found.append(Sums(pattern, sparse, linear, dense, quantized))
     return found
 
 
 def headline(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One line a pattern: the sum over the shapes against both baselines; empty without timings."""
+    """One line a pattern: the sum over the shapes against both dense baselines, and the sums of int8 and fp8; empty without timings."""
     return [
         f"{s.pattern}: sum {s.sparse:.1f} us, {s.linear / s.sparse:.2f}x over F.linear, {s.dense / s.sparse:.2f}x over the fastest dense"
+        + "".join(f", {name} sum {total:.1f} us" for name, total in s.quantized.items())
         for s in sums(rows)
     ]
 
@@ -127,7 +138,6 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
         "p20-p80": f"{us['p20']:.2f}-{us['p80']:.2f}" if us else "-",
         "GB/s": f"{row['gbps']:.0f}" if row["gbps"] else "-",
         "% read roofline": f"{row['roofline'] * 100:.0f}" if row["roofline"] else "-",
-        "x F.linear": f"{speedup['linear']:.2f}" if speedup["linear"] else "-",
-        "x dense": f"{speedup['dense']:.2f}" if speedup["dense"] else "-",
+        **{f"x {heading}": f"{speedup[name]:.2f}" if speedup.get(name) else "-" for name, heading in _OVER.items()},
         "error": f"{row['error']:.1e}" if row["error"] is not None else "-",
     }

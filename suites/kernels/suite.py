@@ -16,6 +16,7 @@ from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.kernels.operands import Operand, Shape, make_operand, reduced
+from sdbench.suites.kernels.report import QUANTIZED
 from sdbench.suites.kernels.search import Trial, search
 
 SCHEMA = "sdbench.kernels/1"
@@ -188,21 +189,23 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
 def _judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Adds the speed-ups over the baselines of the same run, and marks the fastest correct variant of each group."""
     for row in rows:
-        dense = {
-            other["variant"]: other["us"]["p50"]
+        baselines = {
+            (other["kernel"], other["variant"]): other["us"]["p50"]
             for other in rows
-            if other["kernel"] == "dense" and other["of_shape"] == row["of_shape"] and other["us"]
+            if other["pattern"] is None and other["of_shape"] == row["of_shape"] and other["us"]
+        }
+        times = {
+            "linear": baselines.get(("dense", "linear")),
+            "dense": min((time for (kernel, _), time in baselines.items() if kernel == "dense"), default=None),
+            **{name: baselines.get(("quantized", name)) for name in QUANTIZED},
         }
         p50 = row["us"]["p50"] if row["us"] else None
-        row["speedup"] = {
-            "linear": dense["linear"] / p50 if p50 and "linear" in dense else None,
-            "dense": min(dense.values()) / p50 if p50 and dense else None,
-        }
+        row["speedup"] = {name: time / p50 if time and p50 else None for name, time in times.items()}
         group = [
             other
             for other in rows
             if (other["kernel"], other["pattern"], other["of_shape"]) == (row["kernel"], row["pattern"], row["of_shape"])
         ]
-        times = [other["us"]["p50"] for other in group if other["us"] and other["outcome"] == "correct"]
-        row["best"] = bool(p50 and times and p50 == min(times))
+        right = [other["us"]["p50"] for other in group if other["us"] and other["outcome"] == "correct"]
+        row["best"] = bool(p50 and right and p50 == min(right))
     return rows

@@ -1,0 +1,105 @@
+"""The kernel suite's table and sums, over rows with figures as a GPU would give them."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from sdbench.suites.kernels.report import headline, slowest_speedup, sums, table
+from sdbench.suites.kernels.suite import _judge
+from sdbench.tables import render_table
+
+TIMES = {
+    ("dense", "gemv"): 8.0,
+    ("dense", "linear"): 12.0,
+    ("quantized", "fp8"): 6.0,
+    ("quantized", "int8"): 5.0,
+    ("spmv", "lane_row"): 4.0,
+    ("spmv", "portable"): 40.0,
+    ("semi_structured", "cusparselt"): 2.0,
+}
+
+
+def row(kernel: str, variant: str, p50: float | None, layer: str = "qkv", shape: tuple[int, int] = (6144, 2560)) -> dict[str, Any]:
+    return {
+        "kernel": kernel,
+        "variant": variant,
+        "pattern": "2:4" if kernel in ("spmv", "semi_structured") else None,
+        "layer": layer,
+        "shape": list(shape),
+        "of_shape": list(shape),
+        "outcome": "correct" if p50 else "constraint",
+        "us": {"p20": p50 - 0.25, "p50": p50, "p80": p50 + 0.25} if p50 else None,
+        "gbps": 4123.4 if p50 else None,
+        "roofline": 0.876 if p50 else None,
+        "error": 1e-7 if p50 else None,
+    }
+
+
+def run(*missing: str) -> list[dict[str, Any]]:
+    rows = [row(*name, time) for name, time in TIMES.items()]
+    rows += [row(*name, None if name[1] in missing else 2 * time, "o", (2560, 4096)) for name, time in TIMES.items()]
+    return _judge(rows)
+
+
+def find(rows: list[dict[str, Any]], variant: str, layer: str) -> dict[str, Any]:
+    return next(found for found in rows if (found["variant"], found["layer"]) == (variant, layer))
+
+
+def test_speedups_are_over_the_same_shape_of_the_same_run() -> None:
+    rows = run()
+    for layer in ("qkv", "o"):
+        assert find(rows, "lane_row", layer)["speedup"] == {"linear": 3.0, "dense": 2.0, "int8": 1.25, "fp8": 1.5}
+        # int8 is faster than every dense kernel and is none: "dense" stays bf16.
+        assert find(rows, "int8", layer)["speedup"] == {"linear": 2.4, "dense": 1.6, "int8": 1.0, "fp8": 1.2}
+
+
+def test_a_missing_baseline_is_null_where_it_is_missing() -> None:
+    rows = run("int8")
+    assert find(rows, "lane_row", "qkv")["speedup"]["int8"] == 1.25
+    assert find(rows, "lane_row", "o")["speedup"] == {"linear": 3.0, "dense": 2.0, "int8": None, "fp8": 1.5}
+    assert set(find(rows, "int8", "o")["speedup"].values()) == {None}
+
+
+def test_each_kernel_has_its_fastest() -> None:
+    assert {found["variant"] for found in run() if found["best"]} == {"gemv", "int8", "lane_row", "cusparselt"}
+
+
+def test_the_headline_is_spmv_against_dense() -> None:
+    """cuSPARSELt has the same pattern and int8 is faster than dense, and neither takes part."""
+    (found,) = sums(run())
+    assert (found.sparse, found.linear, found.dense, found.quantized) == (12.0, 36.0, 24.0, {"int8": 15.0, "fp8": 18.0})
+    assert headline(run()) == [
+        "2:4: sum 12.0 us, 3.00x over F.linear, 2.00x over the fastest dense, int8 sum 15.0 us, fp8 sum 18.0 us",
+    ]
+    assert slowest_speedup(run()) == 2.0
+
+
+def test_a_baseline_with_an_untimed_shape_has_no_sum() -> None:
+    assert headline(run("int8", "cusparselt")) == [
+        "2:4: sum 12.0 us, 3.00x over F.linear, 2.00x over the fastest dense, fp8 sum 18.0 us",
+    ]
+
+
+def test_baselines_stand_first_and_have_columns() -> None:
+    columns, cells = table(run("int8"))
+    names = [column.name for column in columns]
+    assert names[-5:] == ["x F.linear", "x dense", "x int8", "x fp8", "error"]
+    variants = [line[names.index("variant")].removesuffix(" *") for line in cells]
+    assert variants == ["gemv", "linear", "fp8", "int8", "cusparselt", "lane_row", "portable"] * 2
+    assert [line[names.index("x int8")] for line in cells[5::7]] == ["1.25", "-"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_no_figure_is_cut(width: int) -> None:
+    """CASES 23, with the columns of int8 and fp8."""
+    out = io.StringIO()
+    columns, cells = table(run())
+    render_table(columns, cells, console=Console(file=out, width=width))
+    lines = Text.from_ansi(out.getvalue()).plain.splitlines()
+    assert max(map(len, lines)) <= width
+    for line in cells:
+        printed = [set(text.split()) for text in lines if {line[1], *line[3].split()} <= set(text.split())]
+        assert set(" ".join(line).split()) <= set().union(*printed)
