@@ -1,15 +1,17 @@
 """y = W x for a packed N:M weight at batch 1: the public call over the registered variants."""
 
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sdbench.errors import SdbenchError
-from sdbench.kernels import registry
+from sdbench.kernels import registry, tuned
 from sdbench.kernels.launching import can_run, capability, sm_count
 from sdbench.kernels.registry import Config, Problem, Variant
 from sdbench.packing import PackedWeight
+from sdbench.timing import TOLERANCE, relative_error, within
 
 
 def problem_of(packed: PackedWeight) -> Problem:
@@ -38,7 +40,7 @@ def bind(packed: PackedWeight, variant: str = "auto", config: Config | None = No
     Args:
         packed: W, ``[out, in]`` in kernel form.
         variant: ``"auto"``, or a registered name; ``"reference"`` runs anywhere.
-        config: Launch parameters of the variant; None for its default.
+        config: Launch parameters of the variant; None for the tuned ones, on a GPU that has them, else for its default.
 
     Raises:
         UsageError: An unknown variant.
@@ -49,7 +51,53 @@ def bind(packed: PackedWeight, variant: str = "auto", config: Config | None = No
     refusal = can_run(chosen.needs, packed.device) or chosen.constraint(problem)
     if refusal:
         raise SdbenchError(f"spmv variant {chosen.name}: {refusal}")
-    return BoundSpmv(packed, chosen, chosen.default(problem) if config is None else config)
+    return BoundSpmv(packed, chosen, _choose(packed, chosen, problem) if config is None else config)
+
+
+def _choose(packed: PackedWeight, variant: Variant, problem: Problem) -> Config:
+    """The tuned config of a weight on a GPU, once it has been seen to be right there; else the default."""
+    default = variant.default(problem)
+    if packed.device.type != "cuda":
+        return default
+    config, source = tuned.lookup(variant, problem, packed.device)
+    return config if source == "default" or _is_right(packed, variant, problem, config, source) else default
+
+
+_RIGHT: dict[tuple[object, ...], bool] = {}
+
+
+def _is_right(packed: PackedWeight, variant: Variant, problem: Problem, config: Config, source: str) -> bool:
+    """Compares a tuned config with the torch reference on random x, the first time in a process; a wrong one is a warning.
+
+    Raises:
+        SdbenchError: A CUDA graph is being captured, where nothing can be compared.
+    """
+    key = (variant.name, problem, packed.device, *sorted(config.items()))
+    if key not in _RIGHT:
+        if packed.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise SdbenchError(f"spmv variant {variant.name}: bind the weight before a capture, since a tuned config is checked first")
+        trouble = _trouble(packed, variant, config)
+        _RIGHT[key] = trouble is None
+        if trouble:
+            warnings.warn(
+                f"spmv variant {variant.name}, {'x'.join(map(str, packed.shape))} at {packed.pattern}: the {source} config {dict(config)} "
+                f"{trouble}; the default is used. 'sdbench tune' finds a right one",
+                stacklevel=4,
+            )
+    return _RIGHT[key]
+
+
+def _trouble(packed: PackedWeight, variant: Variant, config: Config) -> str | None:
+    x = torch.randn(packed.in_features, generator=torch.Generator(packed.device).manual_seed(0), device=packed.device).to(packed.dtype)
+    y = torch.full((packed.out_features,), float("nan"), device=packed.device)
+    try:
+        y = variant.launch(packed, x, y, config)
+        # Another PackedWeight of the same tensors, so that the reference's column indices do not stay with the caller's.
+        want = registry.find("spmv", "reference").launch(packed.to(packed.device), x, torch.empty_like(y), {})
+        error = relative_error(y, want)
+    except Exception as failure:  # a file says what to launch: whatever comes of it is the file's fault
+        return f"fails ({type(failure).__name__}: {failure})"
+    return None if within(error, TOLERANCE[torch.float32]) else f"gives a wrong product (relative error {error:.1e})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +129,7 @@ def spmv(
         packed: W, ``[out, in]`` in kernel form.
         x: ``[in]``, or ``[..., in]`` with leading dimensions of 1, on the weight's device; bf16, fp16 or fp32. Accumulation is float32.
         variant: ``"auto"``, or a registered name; ``"reference"`` runs anywhere.
-        config: Launch parameters of the variant; None for its default.
+        config: Launch parameters of the variant; None for the tuned ones, on a GPU that has them, else for its default.
         out_dtype: Dtype of y; x's when None.
 
     Returns:

@@ -17,6 +17,7 @@ click.rich_click.TEXT_PARAGRAPH_LINEBREAKS = "\n\n"
 COMMANDS = {
     "e2e": "Calibrate, prune, decode and judge: dense, control and chosen arms in one table.",
     "kernels": "Check, search and time every SpMV variant on a model's shapes.",
+    "tune": "Find the fastest right config of every kernel variant on this GPU, and keep it for all later runs.",
     "split": "Split SOURCE into calibration and validation parts, pinned by a manifest.",
     "env": "Show what machine and software this is, as it stands in result files.",
 }
@@ -52,6 +53,7 @@ def group() -> None:
     \b
     sdbench e2e --calib decode          the whole answer, in one table
     sdbench kernels --pattern 2:4       the SpMV kernels alone
+    sdbench tune --pattern 2:4          the best launch parameters for this GPU
     """
 
 

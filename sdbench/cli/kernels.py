@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 
 import rich_click as click
 
@@ -18,6 +19,17 @@ NO_GPU = "no CUDA device: every variant is checked in Triton's interpreter on re
 @click.option("--shapes", default="qwen3-4b", show_default=True, help="A model's name, or a list such as 4096x2560,2560x9728 (OUTxIN).")
 @click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True, help="Dtype of the weights.")
 @click.option("--variant", "variants", multiple=True, help="SpMV variants to run, by name; all when left out.")
+@click.option(
+    "--effort",
+    type=click.Choice(["none", "quick", "full"]),
+    default="quick",
+    show_default=True,
+    help="Configs to search where the cache holds no choice: the default alone, about a dozen a variant, or all.",
+)
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), default=30, show_default=True, help="Seconds a compiled config may take."
+)
+@click.option("--no-cache", is_flag=True, help="Neither use the tuned configs of earlier runs nor keep this one's.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and inputs.")
 @device_option
 @click.option(
@@ -31,6 +43,9 @@ def command(
     shapes: str,
     dtype: str,
     variants: tuple[str, ...],
+    effort: Literal["none", "quick", "full"],
+    timeout: float,
+    no_cache: bool,
     seed: int,
     device: str,
     min_speedup: float | None,
@@ -43,10 +58,14 @@ def command(
     Each config is checked against the float64 product with the pruned matrix before it is timed; timings are cold-L2 medians inside one
     CUDA graph, next to F.linear and a tuned dense kernel of the same run. Without a GPU the variants are checked in Triton's interpreter.
 
+    The config of each variant comes from the user's cache (see sdbench tune) or from a search, which the cache then holds. A config that
+    hangs or crashes ends a process of its own and is a row; the run goes on.
+
     \b
     sdbench kernels --pattern 2:4
     sdbench kernels --pattern 2:4 --pattern 16:32 --shapes llama-3.1-8b
     sdbench kernels --pattern 4:8 --shapes 4096x2560,2560x9728 --json
+    sdbench kernels --pattern 2:4 --effort full --no-cache
     sdbench kernels --pattern 2:4 --output run --plot run/roofline.png
     """
     from sdbench.devices import resolve_device, resolve_dtype
@@ -60,9 +79,9 @@ def command(
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import strict_json, write_atomic
-    from sdbench.suites.kernels.report import failures, headline, markdown, notes, slowest_speedup, table
+    from sdbench.suites.kernels.report import headline, markdown, notes, slowest_speedup, table
     from sdbench.suites.kernels.shapes import parse_shapes
-    from sdbench.suites.kernels.suite import SCHEMA, KernelRun, run
+    from sdbench.suites.kernels.suite import SCHEMA, KernelRun, require_right, run
     from sdbench.tables import render_table
 
     if plot:
@@ -70,12 +89,15 @@ def command(
 
         check_plot(plot)
     parsed = list(dict.fromkeys(Pattern.parse(text) for text in patterns))
-    options = KernelRun(parsed, parse_shapes(shapes), resolve_dtype(dtype, target), target, variants, seed)
+    options = KernelRun(parsed, parse_shapes(shapes), resolve_dtype(dtype, target), target, variants, seed, effort, timeout, not no_cache)
     arguments = {
         "pattern": [str(p) for p in parsed],
         "shapes": shapes,
         "dtype": dtype,
         "variant": list(variants),
+        "effort": effort,
+        "timeout": timeout,
+        "cache": not no_cache,
         "seed": seed,
         "device": target.type,
     }
@@ -95,10 +117,7 @@ def command(
         if target.type == "cpu":
             print(NO_GPU)
     plotted = save_plot(plot, rows, environment["gpu"]["name"] if environment["gpu"] else "no GPU") if plot else True
-    failed = failures(rows)
-    if failed:
-        wrong = any(row["outcome"] == "incorrect" for row in rows)
-        raise SdbenchError("; ".join(failed), ExitCode.CHECK_FAILED if wrong else ExitCode.ERROR)
+    require_right(rows)
     if not plotted:
         raise SdbenchError(f"nothing to plot in {plot}: no row has a timing", ExitCode.NOTHING_SELECTED)
     slowest = slowest_speedup(rows)

@@ -100,7 +100,7 @@ def test_version(sdbench) -> None:  # type: ignore[no-untyped-def]
     [
         ("e2", ["No such command 'e2'", "Did you mean 'e2e'?"]),
         ("kernel --pattern 2:4", ["Did you mean 'kernels'?"]),
-        ("frobnicate", ["No such command 'frobnicate'", "Commands: e2e, kernels, split, env"]),
+        ("frobnicate", ["No such command 'frobnicate'", f"Commands: {', '.join(cli.COMMANDS)}"]),
         ("--halp", ["No such option", "--help"]),
         ("env --jsn", ["No such option", "--json"]),
     ],

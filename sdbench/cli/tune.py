@@ -1,0 +1,115 @@
+"""``sdbench tune``: find the fastest right config of every kernel variant on this GPU."""
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+import rich_click as click
+
+from sdbench.cli.options import device_option, json_option, output_option, run_directory
+
+NO_GPU = "tuning times configs, which takes a CUDA GPU; 'sdbench kernels' checks the default configs without one"
+
+
+@click.command("tune")
+@click.option(
+    "--pattern", "patterns", multiple=True, default=["2:4"], show_default=True, help="N:M, N kept of M; may be given several times."
+)
+@click.option("--shapes", default="qwen3-4b", show_default=True, help="A model's name, or a list such as 4096x2560,2560x9728 (OUTxIN).")
+@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True, help="Dtype of the weights.")
+@click.option("--variant", "variants", multiple=True, help="Variants to tune, of any kernel, by name; all when left out.")
+@click.option(
+    "--effort",
+    type=click.Choice(["none", "quick", "full"]),
+    default="full",
+    show_default=True,
+    help="none checks the default config alone and writes nothing; quick searches about a dozen configs a variant, full all of them.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30,
+    show_default=True,
+    help="Seconds that a config may take once it is compiled; one that takes longer is recorded and its process ended.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and inputs.")
+@click.option(
+    "--export", "exported", type=click.Path(dir_okay=False, path_type=Path), help="Merge the choices into this file of configs that ship."
+)
+@device_option
+@output_option
+@json_option
+def command(
+    patterns: tuple[str, ...],
+    shapes: str,
+    dtype: str,
+    variants: tuple[str, ...],
+    effort: Literal["none", "quick", "full"],
+    timeout: float,
+    seed: int,
+    exported: Path | None,
+    device: str,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Find the fastest right config of every kernel variant on this GPU, and keep it for all later runs.
+
+    Every config is compiled, checked against the float64 product with the pruned matrix, and timed in a process of its own: one that
+    fails, hangs or crashes is recorded and the rest go on. Configs within the noise of the fastest one are decided by a fixed rule.
+
+    The choices are kept in $SDBENCH_CACHE, else $XDG_CACHE_HOME/sdbench, else ~/.cache/sdbench, a readable file each. What is there
+    for this GPU, kernel source and Triton is checked again and used; the rest is searched.
+
+    \b
+    sdbench tune --pattern 2:4
+    sdbench tune --pattern 2:4 --pattern 16:32 --shapes qwen3-8b --effort quick
+    sdbench tune --variant lane_row --shapes 4096x2560 --json
+    sdbench tune --pattern 2:4 --output run
+    sdbench tune --pattern 2:4 --export kernels/tuned/sm_90.json
+    """
+    from sdbench.devices import resolve_device, resolve_dtype
+    from sdbench.errors import SdbenchError, UsageError
+
+    target = resolve_device(device)
+    if target.type == "cpu":
+        raise UsageError(f"--device cpu: {NO_GPU}") if device == "cpu" else SdbenchError(f"no CUDA device: {NO_GPU}")
+    if exported and effort == "none":
+        raise UsageError("--export with --effort none: nothing is searched, so there is nothing to write")
+    from sdbench.environment import describe
+    from sdbench.kernels.launching import capability
+    from sdbench.kernels.tuned import cache_folder, open_set
+    from sdbench.pattern import Pattern
+    from sdbench.progress import Progress
+    from sdbench.results import strict_json
+    from sdbench.suites.kernels.shapes import parse_shapes
+    from sdbench.suites.kernels.suite import require_right
+    from sdbench.suites.kernels.tune import COLUMNS, SCHEMA, TuneRun, cells, export, run
+    from sdbench.tables import render_table
+
+    parsed = list(dict.fromkeys(Pattern.parse(text) for text in patterns))
+    options = TuneRun(parsed, parse_shapes(shapes), resolve_dtype(dtype, target), target, variants, seed, effort, timeout)
+    if exported:
+        open_set(exported, capability(target))
+    arguments = {
+        "pattern": [str(p) for p in parsed],
+        "shapes": shapes,
+        "dtype": dtype,
+        "variant": list(variants),
+        "effort": effort,
+        "timeout": timeout,
+        "seed": seed,
+        "device": target.type,
+    }
+    environment = describe(target)
+    with run_directory(output, "tune", arguments, environment) as directory, Progress() as progress:
+        rows = run(options, directory, progress)
+        if exported:
+            progress.note(f"{export(exported, rows, options)} choices merged into {exported}")
+        if effort != "none":
+            progress.note(f"choices are kept in {cache_folder()}")
+    if as_json:
+        sys.stdout.write(strict_json({"schema": SCHEMA, "environment": environment, "rows": rows}, indent=2) + "\n")
+    else:
+        render_table(COLUMNS, cells(rows), title=f"Fastest right configs on {environment['gpu']['name']}")
+        print(f"{sum(row['compile_seconds'] for row in rows):.1f} s of compiling, in no figure above")
+    require_right(rows)
