@@ -14,7 +14,7 @@ SIZE, LINKS = 2560, 12
 
 def chain(variant: Variant, device: torch.device, **config: int) -> None:
     pattern = Pattern(2, 4) if variant.kernel == "spmv" else None
-    operands = [make_operand((SIZE, SIZE), torch.bfloat16, pattern, device, seed) for seed in range(LINKS)]
+    operands = [make_operand((SIZE, SIZE), torch.bfloat16, pattern, device, seed, variant.prepare) for seed in range(LINKS)]
     # Scaled so that the vector keeps its size along the chain.
     scale = (operands[0].dense.double().norm() / SIZE**0.5).item()
     x = torch.empty(SIZE, device=device)
@@ -55,8 +55,9 @@ def test_sparse_chain(variant: Variant, splits: int) -> None:
 
 
 @pytest.mark.gpu
-def test_dense_chain() -> None:
-    chain(registry.find("dense", "gemv"), torch.device("cuda"), pdl=1)
+@pytest.mark.parametrize(("kernel", "variant"), [("dense", "gemv"), ("quantized", "int8"), ("quantized", "fp8")])
+def test_unpruned_chain(kernel: str, variant: str) -> None:
+    chain(registry.find(kernel, variant), torch.device("cuda"), pdl=1)
 
 
 def test_dependent_launch_is_for_hopper_and_newer() -> None:
