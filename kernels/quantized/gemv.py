@@ -133,10 +133,11 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem) -> Config:
-    """Four rows a program, and warps along K until there are about 16 an SM."""
-    wanted = 16 * problem.sm_count * 4 / problem.out_features
-    most = words_of(problem.in_features) // 64
-    return _config(4, max(num_warps for num_warps in (1, 2, 4, 8) if num_warps <= max(1, min(2 * wanted, most))), 0)
+    """Four rows a program, eight where that makes over 64 programs an SM; warps along K until there are about 16 an SM."""
+    block_out = 4 if problem.out_features <= 4 * 64 * problem.sm_count else 8
+    wanted = 16 * problem.sm_count / (problem.out_features / block_out)
+    longest = words_of(problem.in_features) // 64
+    return _config(block_out, max(warps for warps in (1, 2, 4, 8) if warps <= max(1, min(2 * wanted, longest))), 0)
 
 
 def compile_source(problem: Problem, config: Config, kind: str) -> CompileSource:

@@ -74,16 +74,16 @@ def launch(weight: SemiStructuredWeight, x: Tensor, y: Tensor, config: Config) -
 
 def constraint(problem: Problem) -> str | None:
     """Why cuSPARSELt cannot take a problem here."""
+    if problem.capability < 80:
+        return "needs an NVIDIA GPU of sm_80 or newer, whose matrix units take 2:4"
+    if not torch.backends.cusparselt.is_available():
+        return "needs a torch that was built with cuSPARSELt"
     if problem.pattern != Pattern(2, 4):
         return f"takes 2:4, the only pattern of the sparse matrix units, not {problem.pattern}"
     if problem.dtype not in (torch.bfloat16, torch.float16):
         return f"takes bf16 and fp16, not {problem.dtype}"
     if problem.out_features % _MULTIPLE or problem.in_features % _MULTIPLE:
         return f"takes rows and columns in multiples of {_MULTIPLE}, not {problem.out_features}x{problem.in_features}"
-    if problem.capability < 80:
-        return "needs an NVIDIA GPU of sm_80 or newer, whose matrix units take 2:4"
-    if not torch.backends.cusparselt.is_available():
-        return "needs a torch that was built with cuSPARSELt"
     return None
 
 

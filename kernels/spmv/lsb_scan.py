@@ -133,8 +133,8 @@ def space(problem: Problem) -> list[Config]:
 
 def default(problem: Problem) -> Config:
     """About 16 warps an SM."""
-    wanted = max(2, round(32 * problem.sm_count / triton.cdiv(problem.out_features, 16)))
-    return {"block_out": 16, "block_words": min(32, triton.next_power_of_2(wanted), triton.next_power_of_2(problem.words))}
+    wanted = max(4, round(16 * problem.sm_count / triton.cdiv(problem.out_features, 32)))
+    return {"block_out": 32, "block_words": min(32, triton.next_power_of_2(wanted), triton.next_power_of_2(problem.words))}
 
 
 def compile_source(problem: Problem, config: Config) -> CompileSource:
