@@ -10,6 +10,7 @@ from sdbench.errors import SdbenchError
 from sdbench.kernels import registry, tuned
 from sdbench.kernels.launching import can_run, capability, sm_count
 from sdbench.kernels.registry import Config, Problem, Variant
+from sdbench.kernels.spmv.finish import NOTHING, Epilogue, finish
 from sdbench.packing import PackedWeight
 from sdbench.timing import TOLERANCE, relative_error, within
 
@@ -108,20 +109,39 @@ class BoundSpmv:
     variant: Variant
     config: Config
 
-    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None, epilogue: Epilogue = NOTHING) -> Tensor:
         """Multiplies one vector; see :func:`spmv`."""
         packed = self.packed
         if x.shape[-1] != packed.in_features or x.numel() != packed.in_features:
             raise SdbenchError(f"spmv multiplies one vector of {packed.in_features} elements, not a tensor of shape {tuple(x.shape)}")
         if x.device != packed.device:
             raise SdbenchError(f"spmv: x is on {x.device}, the weight on {packed.device}")
-        y = torch.empty(packed.out_features, dtype=out_dtype or x.dtype, device=x.device)
-        y = self.variant.launch(packed, x.reshape(-1).contiguous(), y, self.config)
-        return y.view(*x.shape[:-1], packed.out_features)
+        y = torch.empty(epilogue.size(packed.out_features), dtype=out_dtype or x.dtype, device=x.device)
+        vector = x.reshape(-1).contiguous()
+        if epilogue is NOTHING:
+            y = self.variant.launch(packed, vector, y, self.config)
+        else:
+            finish(self._sums(vector), y, epilogue, dependent=bool(self.config.get("pdl")))
+        return y.view(*x.shape[:-1], -1)
+
+    def _sums(self, x: Tensor) -> Tensor:
+        """float32 ``[splits, out]``: the variant's partial sums where it splits K, else its y."""
+        y = torch.empty(self.packed.out_features, device=x.device)
+        if self.config.get("splits", 1) > 1:
+            for partial in registry.variants("spmv_partial"):
+                if partial.name == self.variant.name:
+                    return partial.launch(self.packed, x, y, self.config)
+        return self.variant.launch(self.packed, x, y, self.config)[None]
 
 
 def spmv(
-    packed: PackedWeight, x: Tensor, variant: str = "auto", config: Config | None = None, *, out_dtype: torch.dtype | None = None
+    packed: PackedWeight,
+    x: Tensor,
+    variant: str = "auto",
+    config: Config | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    epilogue: Epilogue = NOTHING,
 ) -> Tensor:
     """Multiplies a packed weight with one vector.
 
@@ -131,12 +151,13 @@ def spmv(
         variant: ``"auto"``, or a registered name; ``"reference"`` runs anywhere.
         config: Launch parameters of the variant; None for the tuned ones, on a GPU that has them, else for its default.
         out_dtype: Dtype of y; x's when None.
+        epilogue: Bias, residual or ``silu(gate) * up``, applied to the float32 sums before they are rounded.
 
     Returns:
-        y, ``[out]`` with x's leading dimensions.
+        y, ``[out]``, or ``[out/2]`` of a gated epilogue, with x's leading dimensions.
 
     Raises:
         UsageError: An unknown variant.
         SdbenchError: x does not fit, or the variant cannot take this weight here.
     """
-    return bind(packed, variant, config)(x, out_dtype)
+    return bind(packed, variant, config)(x, out_dtype, epilogue)

@@ -1,43 +1,119 @@
-"""The last step of a split-K product: partial sums of several programs become one y, always added in the same order."""
+"""What follows a product: partial sums become one y, always added in the same order, and an epilogue that a decode step needs is applied.
+
+    t = sum over splits of sums[split] + bias;   y = silu(t[:out/2]) * t[out/2:] (gated), or t + residual, or t
+
+A second small kernel instead of a last program that waits for the others: a counter and its fence cost 2 us on an H200, this launch about 1
+where it overlaps the product's tail (see the log in README.md), and nothing is left behind for the next call.
+"""
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from sdbench.errors import SdbenchError
+from sdbench.kernels.launching import interpreted
 from sdbench.kernels.registry import Config
+
+_BLOCK = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Epilogue:
+    """What is done to a product before it is written.
+
+    Attributes:
+        bias: ``[out]``, added first.
+        residual: ``[out]``, added last; not together with ``gated``.
+        gated: The matrix holds gate rows above as many up rows; y is ``silu(gate) * up``, ``[out/2]``.
+    """
+
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    gated: bool = False
+
+    def size(self, out_features: int) -> int:
+        """Elements of y for a matrix of ``out_features`` rows.
+
+        Raises:
+            SdbenchError: The parts do not fit the matrix or each other.
+        """
+        if self.gated and (out_features % 2 or self.residual is not None):
+            raise SdbenchError(f"a gated epilogue halves an even number of rows and takes no residual; the matrix has {out_features} rows")
+        for name, part in (("bias", self.bias), ("residual", self.residual)):
+            if part is not None and part.numel() != out_features:
+                raise SdbenchError(f"the epilogue's {name} has {part.numel()} elements, the matrix {out_features} rows")
+        return out_features // 2 if self.gated else out_features
+
+
+NOTHING = Epilogue()
 
 
 @triton.jit
-def finish_rows(total, rows, inside, y_ptr, partial_ptr, arrived_ptr, OUT, splits, SPLIT_BLOCK: tl.constexpr):
-    """Writes y for a block of rows; with more than one split, the program that arrives last adds every program's partial sums.
+def _summed(sums_ptr, bias_ptr, rows, inside, OUT: tl.constexpr, SPLITS: tl.constexpr, SPLIT_BLOCK: tl.constexpr, BIAS: tl.constexpr):
+    split = tl.arange(0, SPLIT_BLOCK)
+    some = (split < SPLITS)[:, None] & inside[None, :]
+    total = tl.sum(tl.load(sums_ptr + split[:, None] * OUT + rows[None, :], mask=some, other=0.0), 0)
+    if BIAS:
+        total += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    return total
 
-    Deterministic, since the order of the sum does not depend on the order of arrival. The counter is left at 0 for the next launch.
-    The partial sums are read as one tile: read one after the other, each would wait a trip to the L2.
+
+@triton.jit
+def finish_kernel(
+    sums_ptr, bias_ptr, residual_ptr, y_ptr,
+    OUT: tl.constexpr, SPLITS: tl.constexpr, SPLIT_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """y from float32 sums ``[SPLITS, OUT]``; a program writes BLOCK elements."""
+    SIZE: tl.constexpr = OUT // 2 if GATED else OUT
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = rows < SIZE
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = _summed(sums_ptr, bias_ptr, rows, inside, OUT, SPLITS, SPLIT_BLOCK, BIAS)
+    if GATED:
+        total = total * tl.sigmoid(total) * _summed(sums_ptr, bias_ptr, rows + SIZE, inside, OUT, SPLITS, SPLIT_BLOCK, BIAS)
+    if RESIDUAL:
+        total += tl.load(residual_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + rows, total.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def finish(sums: Tensor, y: Tensor, epilogue: Epilogue = NOTHING, dependent: bool = False) -> Tensor:
+    """Fills and returns y.
 
     Args:
-        total: float32 sums of this program, one a row.
-        rows: Row indices.
-        inside: Which rows exist.
-        y_ptr: Output ``[out]``.
-        partial_ptr: float32 workspace ``[splits, out]``.
-        arrived_ptr: int32 counters, one a row block, 0 at launch.
-        OUT: Rows of the matrix.
-        splits: Programs along K.
-        SPLIT_BLOCK: The next power of two of ``splits``; 1 where y is finished without a second step.
+        sums: float32 ``[splits, out]``, contiguous; added in the order of the splits.
+        y: ``[epilogue.size(out)]``, contiguous.
+        epilogue: What to apply.
+        dependent: Launch while the kernel that writes the sums still runs (programmatic dependent launch).
     """
-    if SPLIT_BLOCK > 1:
-        tl.store(partial_ptr + tl.program_id(1) * OUT + rows, total, mask=inside)
-        tl.debug_barrier()
-        arrived = tl.atomic_add(arrived_ptr + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
-        if arrived == splits - 1:
-            split = tl.arange(0, SPLIT_BLOCK)
-            some = (split < splits)[:, None] & inside[None, :]
-            y = tl.sum(tl.load(partial_ptr + split[:, None] * OUT + rows[None, :], mask=some, other=0.0, cache_modifier=".cg"), 0)
-            tl.store(y_ptr + rows, y.to(y_ptr.dtype.element_ty), mask=inside)
-            tl.store(arrived_ptr + tl.program_id(0), 0)
-    else:
-        tl.store(y_ptr + rows, total.to(y_ptr.dtype.element_ty), mask=inside)
+    splits, out = sums.shape
+    if sums.device.type != "cuda" and not interpreted():
+        return y.copy_(finish_reference(sums, epilogue))
+    finish_kernel[(triton.cdiv(y.numel(), _BLOCK),)](
+        sums, y if epilogue.bias is None else epilogue.bias, y if epilogue.residual is None else epilogue.residual, y,
+        out, splits, triton.next_power_of_2(splits), _BLOCK,
+        epilogue.bias is not None, epilogue.residual is not None, epilogue.gated, dependent, launch_pdl=dependent,
+    )  # fmt: skip
+    return y
+
+
+def finish_reference(sums: Tensor, epilogue: Epilogue) -> Tensor:
+    """The same in torch: float32 y from sums ``[splits, out]``."""
+    total = sums.float().sum(0)
+    if epilogue.bias is not None:
+        total = total + epilogue.bias.float()
+    if epilogue.gated:
+        gate, up = total.chunk(2)
+        total = torch.nn.functional.silu(gate) * up
+    if epilogue.residual is not None:
+        total = total + epilogue.residual.float()
+    return total
 
 
 def pair_warps(config: Config) -> int:
@@ -45,29 +121,24 @@ def pair_warps(config: Config) -> int:
     return max(1, config["block_out"] * config["block_words"] // 32)
 
 
-_WORKSPACES: dict[tuple[torch.device, int], list[tuple[Tensor, Tensor]]] = {}
+_WORKSPACES: dict[tuple[torch.device, int], list[Tensor]] = {}
 
 
-def workspace(y: Tensor, splits: int, row_blocks: int) -> tuple[Tensor, Tensor]:
-    """Partial sums and arrival counters of one launch, shared by the launches of a stream, which run one after the other.
+def workspace(y: Tensor, splits: int) -> Tensor:
+    """Partial sums of one launch, shared by the launches of a stream, which run one after the other.
 
     A workspace that became too small is kept: a captured CUDA graph may still hold its address.
 
     Args:
         y: Output ``[out]`` of the launch.
         splits: Programs along K.
-        row_blocks: Programs along the rows.
 
     Returns:
-        float32 ``[>= splits * out]`` and int32 zeros ``[>= row_blocks]``; y in place of both where K is not split and neither is touched.
+        float32 ``[splits, out]``, uninitialised.
     """
-    if splits == 1:
-        return y, y
     stream = torch.cuda.current_stream(y.device).cuda_stream if y.device.type == "cuda" else 0
     made = _WORKSPACES.setdefault((y.device, stream), [])
-    for partial, arrived in made:
-        if partial.numel() >= splits * y.numel() and arrived.numel() >= row_blocks:
-            return partial, arrived
-    partial = torch.empty(splits * y.numel(), dtype=torch.float32, device=y.device)
-    made.append((partial, torch.zeros(row_blocks, dtype=torch.int32, device=y.device)))
-    return made[-1]
+    needed = splits * y.numel()
+    if not made or made[-1].numel() < needed:
+        made.append(torch.empty(needed, dtype=torch.float32, device=y.device))
+    return made[-1][:needed].view(splits, y.numel())

@@ -1,9 +1,15 @@
-"""SpMV with one matrix row a lane: 16-byte value loads, the next word's weights prefetched into registers.
+"""SpMV with one matrix row a lane: 16-byte value loads, the next words' weights prefetched into registers.
 
-Each thread holds one (row, word) pair. A warp's lanes are neighbouring rows of the same word, so mask loads are 128 bytes a warp, value
-loads 512 bytes in 16-byte pieces, and the gathers of x fall in one 32-element window. Only 1-D tiles appear, which keeps one Triton layout.
-For 16-bit weights and patterns whose word holds 8, 16 or 24 values (1:4, 2:4, 3:4, 4:8, 8:16, 16:32 and the like).
+Each thread holds one (row, word) pair. A warp's lanes are neighbouring rows of the same word (or of two or four words): mask loads are at
+least 32-byte pieces, value loads 128-byte ones, and the gathers of x fall into one to four 32-element windows. Only 1-D tiles appear, for
+one Triton layout throughout. Takes 16-bit weights and patterns whose word holds 8, 16 or 24 values (1:4, 2:4, 3:4, 4:8, 8:16, 16:32, ...).
+
+Shapes are compile-time values: with them the compiler keeps offsets in 32 bits and folds strides, worth a seventh of the time on a wide
+matrix.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import triton
@@ -13,207 +19,148 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sdbench.kernels.launching import interpreted, pointer_type
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
-from sdbench.kernels.spmv.bits import gather, take_highest
-from sdbench.kernels.spmv.finish import finish_rows, pair_warps, workspace
-from sdbench.kernels.spmv.nibbles import byte_of, high_positions, low_positions, single_positions
+from sdbench.kernels.spmv.chunks import add_word
+from sdbench.kernels.spmv.finish import finish, pair_warps, workspace
 from sdbench.packing import PackedWeight
 from sdbench.pattern import WORD
 
 _CHUNK = 8
+AT_START, AT_END = 1, 2
+"""Values of ``pdl``: a program lets the next kernel start before its own first load, or after its last one; 0 is an ordinary launch."""
 
 
 @triton.jit
-def _widen(pair, HIGH: tl.constexpr, BF16: tl.constexpr):
-    """One 16-bit value of a 32-bit pair as float32; a bf16's bits are a float32's upper half."""
-    if BF16:
-        if HIGH:
-            bits = pair & -65536
-        else:
-            bits = pair << 16
-        value = bits.to(tl.float32, bitcast=True)
+def _load(pointer, live, MASKED: tl.constexpr):
+    """Weights are read once, so they leave the cache first."""
+    if MASKED:
+        loaded = tl.load(pointer, mask=live, other=0, eviction_policy="evict_first")
     else:
-        if HIGH:
-            half = (pair >> 16).to(tl.int16)
-        else:
-            half = pair.to(tl.int16)
-        value = half.to(tl.float16, bitcast=True).to(tl.float32)
-    return value
+        loaded = tl.load(pointer, eviction_policy="evict_first")
+    return loaded
 
 
 @triton.jit
-def _add_four(even, odd, quad, p0, p1, p2, p3, x_ptr, limit, BF16: tl.constexpr, GUARD: tl.constexpr):
-    """Adds four packed values (one int64) times x at four positions."""
-    low = quad.to(tl.int32)
-    high = (quad >> 32).to(tl.int32)
-    even += _widen(low, False, BF16) * gather(x_ptr, p0, limit, GUARD)
-    odd += _widen(low, True, BF16) * gather(x_ptr, p1, limit, GUARD)
-    even += _widen(high, False, BF16) * gather(x_ptr, p2, limit, GUARD)
-    odd += _widen(high, True, BF16) * gather(x_ptr, p3, limit, GUARD)
-    return even, odd
-
-
-@triton.jit
-def _add_four_scanned(even, odd, mask, quad, x_ptr, limit, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr):
-    """Four values at the four highest set bits; returns the sums and the bits that are left."""
-    p0, mask = take_highest(mask, NVIDIA)
-    p1, mask = take_highest(mask, NVIDIA)
-    p2, mask = take_highest(mask, NVIDIA)
-    p3, mask = take_highest(mask, NVIDIA)
-    even, odd = _add_four(even, odd, quad, p0, p1, p2, p3, x_ptr, limit, BF16, GUARD)
-    return even, odd, mask
-
-
-@triton.jit
-def _add_chunk_scanned(even, odd, mask, chunk, x_ptr, limit, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr):
-    """Eight values (two int64 a lane) at the eight highest set bits."""
-    first, second = tl.split(chunk)
-    even, odd, mask = _add_four_scanned(even, odd, mask, first, x_ptr, limit, BF16, NVIDIA, GUARD)
-    return _add_four_scanned(even, odd, mask, second, x_ptr, limit, BF16, NVIDIA, GUARD)
-
-
-@triton.jit
-def _add_chunk_pairs(
-    even, odd, half, chunk, x_ptr, limit, FIRST: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr
-):
-    """Eight values of a 2:4 word: both positions of the four nibbles in the lower half of ``half``, whose first column is FIRST."""
-    first, second = tl.split(chunk)
-    high = high_positions(half, NVIDIA)
-    low = low_positions(half, NVIDIA)
-    even, odd = _add_four(
-        even, odd, first,
-        byte_of(high, 3) + (FIRST + 12), byte_of(low, 3) + (FIRST + 12), byte_of(high, 2) + (FIRST + 8), byte_of(low, 2) + (FIRST + 8),
-        x_ptr, limit, BF16, GUARD,
-    )  # fmt: skip
-    return _add_four(
-        even, odd, second,
-        byte_of(high, 1) + (FIRST + 4), byte_of(low, 1) + (FIRST + 4), byte_of(high, 0) + FIRST, byte_of(low, 0) + FIRST,
-        x_ptr, limit, BF16, GUARD,
-    )  # fmt: skip
-
-
-@triton.jit
-def _add_four_singles(
-    even, odd, half, quad, x_ptr, limit, FIRST: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr
-):
-    """Four values of a 1:4 word: the one position of each of four nibbles."""
-    at = single_positions(half, NVIDIA)
-    return _add_four(
-        even, odd, quad,
-        byte_of(at, 3) + (FIRST + 12), byte_of(at, 2) + (FIRST + 8), byte_of(at, 1) + (FIRST + 4), byte_of(at, 0) + FIRST,
-        x_ptr, limit, BF16, GUARD,
-    )  # fmt: skip
-
-
-@triton.jit
-def _load_chunk(pointer, live, GUARD: tl.constexpr):
-    """Sixteen bytes a lane; weights are read once, so they leave the cache first."""
-    if GUARD:
-        chunk = tl.load(pointer, mask=live[:, None], other=0, eviction_policy="evict_first")
-    else:
-        chunk = tl.load(pointer, eviction_policy="evict_first")
-    return chunk
-
-
-@triton.jit
-def _load_word(mask_ptr, value_ptr, stride, live, CHUNKS: tl.constexpr, GUARD: tl.constexpr):
+def _load_word(mask_ptr, value_ptr, live, STRIDE: tl.constexpr, CHUNKS: tl.constexpr, MASKED: tl.constexpr):
     """The mask word of each lane and its one to three chunks; chunks past CHUNKS repeat the last one and are never used."""
-    if GUARD:
-        mask = tl.load(mask_ptr, mask=live, other=0, eviction_policy="evict_first")
-    else:
-        mask = tl.load(mask_ptr, eviction_policy="evict_first")
-    a = _load_chunk(value_ptr, live, GUARD)
+    mask = _load(mask_ptr, live, MASKED)
+    a = _load(value_ptr, live[:, None], MASKED)
     b = a
     c = a
     if CHUNKS > 1:
-        b = _load_chunk(value_ptr + stride, live, GUARD)
+        b = _load(value_ptr + STRIDE, live[:, None], MASKED)
     if CHUNKS > 2:
-        c = _load_chunk(value_ptr + 2 * stride, live, GUARD)
+        c = _load(value_ptr + 2 * STRIDE, live[:, None], MASKED)
     return mask.to(tl.uint32, bitcast=True), a, b, c
 
 
 @triton.jit
-def _add_word(
-    even, odd, mask, a, b, c, x_ptr, limit,
-    CHUNKS: tl.constexpr, NIBBLE: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr,
-):  # fmt: skip
-    """All values of each lane's word; NIBBLE is N of an N:4 pattern whose positions are looked up, 0 where bits are scanned."""
-    if NIBBLE == 2:
-        even, odd = _add_chunk_pairs(even, odd, mask >> 16, a, x_ptr, limit, 16, BF16, NVIDIA, GUARD)
-        even, odd = _add_chunk_pairs(even, odd, mask, b, x_ptr, limit, 0, BF16, NVIDIA, GUARD)
-    elif NIBBLE == 1:
-        first, second = tl.split(a)
-        even, odd = _add_four_singles(even, odd, mask >> 16, first, x_ptr, limit, 16, BF16, NVIDIA, GUARD)
-        even, odd = _add_four_singles(even, odd, mask, second, x_ptr, limit, 0, BF16, NVIDIA, GUARD)
-    else:
-        even, odd, mask = _add_chunk_scanned(even, odd, mask, a, x_ptr, limit, BF16, NVIDIA, GUARD)
-        if CHUNKS > 1:
-            even, odd, mask = _add_chunk_scanned(even, odd, mask, b, x_ptr, limit, BF16, NVIDIA, GUARD)
-        if CHUNKS > 2:
-            even, odd, mask = _add_chunk_scanned(even, odd, mask, c, x_ptr, limit, BF16, NVIDIA, GUARD)
-    return even, odd
-
-
-@triton.jit
 def lane_row_kernel(
-    mask_ptr, values_ptr, x_ptr, y_ptr, partial_ptr, arrived_ptr,
-    OUT, in_features, words, words_per_split, splits,
-    CHUNKS: tl.constexpr, NIBBLE: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, SPLIT_BLOCK: tl.constexpr,
-    BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr,
+    mask_ptr, values_ptr, x_ptr, sums_ptr,
+    OUT: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, SPLITS: tl.constexpr,
+    CHUNKS: tl.constexpr, NIBBLE: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, DEPTH: tl.constexpr,
+    BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """y = W x over a grid (row blocks, splits); a program walks its split's words, BLOCK_WORDS at a time."""
+    """sums[split, r] = the split's share of (W x)[r]; grid (row blocks, splits), BLOCK_WORDS words at a time.
+
+    GUARD is for ragged shapes: any load may be out of bounds. Without it, only a last step may be too long for its split.
+    """
+    PER_SPLIT: tl.constexpr = (WORDS + SPLITS - 1) // SPLITS
+    STEPS: tl.constexpr = (PER_SPLIT + BLOCK_WORDS - 1) // BLOCK_WORDS
+    TAIL: tl.constexpr = PER_SPLIT % BLOCK_WORDS != 0
+    STRIDE: tl.constexpr = OUT * 2
     lane = tl.arange(0, BLOCK_OUT * BLOCK_WORDS)
     row = tl.program_id(0) * BLOCK_OUT + lane % BLOCK_OUT
-    first = tl.program_id(1) * words_per_split
-    end = tl.minimum(first + words_per_split, words)
-    word = first + lane // BLOCK_OUT
-    # 64-bit from here on: words * OUT * 16 passes 2**31 on large matrices.
-    wide = word.to(tl.int64)
-    mask_ptr += wide * OUT + row
-    value_ptr = (values_ptr + (wide * CHUNKS * OUT + row) * 2)[:, None] + tl.arange(0, 2)[None, :]
-    x_ptr += wide * 32
-    stride = tl.cast(OUT, tl.int64) * 2
-    live = (word < end) & (row < OUT)
+    word = tl.program_id(1) * PER_SPLIT + lane // BLOCK_OUT
+    end = tl.minimum((tl.program_id(1) + 1) * PER_SPLIT, WORDS)
+    at = word
+    if WIDE:
+        at = word.to(tl.int64)
+    mask_ptr += at * OUT + row
+    value_ptr = (values_ptr + (at * CHUNKS * OUT + row) * 2)[:, None] + tl.arange(0, 2)[None, :]
+    x_start = x_ptr
+    x_ptr += at * 32
     even = tl.zeros([BLOCK_OUT * BLOCK_WORDS], tl.float32)
     odd = tl.zeros([BLOCK_OUT * BLOCK_WORDS], tl.float32)
-    if PDL:
+    if PDL == 1:
         gdc_launch_dependents()
-    mask, a, b, c = _load_word(mask_ptr, value_ptr, stride, live, CHUNKS, GUARD)
+    live = (word < end) & (row < OUT)
+    mask, a, b, c = _load_word(mask_ptr, value_ptr, live, STRIDE, CHUNKS, GUARD or (TAIL and STEPS == 1))
+    if DEPTH == 2:
+        mask_ptr += BLOCK_WORDS * OUT
+        value_ptr += BLOCK_WORDS * CHUNKS * STRIDE
+        soon = (word + BLOCK_WORDS < end) & (row < OUT)
+        mask1, a1, b1, c1 = _load_word(mask_ptr, value_ptr, soon, STRIDE, CHUNKS, GUARD or (TAIL and STEPS == 2))
     if PDL:
         # x is the previous kernel's output, and what that one reads may be what this one writes; weights are neither.
         gdc_wait()
-    for _ in range(1, tl.cdiv(words_per_split, BLOCK_WORDS)):
-        # The next word's weights are on their way while the current one is decoded: the largest single gain of this kernel.
-        mask_ptr += BLOCK_WORDS * stride // 2
-        value_ptr += BLOCK_WORDS * CHUNKS * stride
-        next_live = (word + BLOCK_WORDS < end) & (row < OUT)
-        next_mask, next_a, next_b, next_c = _load_word(mask_ptr, value_ptr, stride, next_live, CHUNKS, GUARD)
-        limit = tl.where(live, in_features - word * 32, 0).to(tl.uint32)
-        even, odd = _add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS, NIBBLE, BF16, NVIDIA, GUARD)
+    for _ in range(0, STEPS - DEPTH):
+        # Words to come are on their way while the current one is decoded: the largest single gain of this kernel.
+        mask_ptr += BLOCK_WORDS * OUT
+        value_ptr += BLOCK_WORDS * CHUNKS * STRIDE
+        later = (word + DEPTH * BLOCK_WORDS < end) & (row < OUT)
+        next_mask, next_a, next_b, next_c = _load_word(mask_ptr, value_ptr, later, STRIDE, CHUNKS, GUARD or TAIL)
+        limit = tl.where((word < end) & (row < OUT), IN - word * 32, 0).to(tl.uint32)
+        even, odd = add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS, NIBBLE, BF16, NVIDIA, GUARD)
         x_ptr += BLOCK_WORDS * 32
         word += BLOCK_WORDS
-        live = next_live
-        mask, a, b, c = next_mask, next_a, next_b, next_c
-    limit = tl.where(live, in_features - word * 32, 0).to(tl.uint32)
-    even, odd = _add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS, NIBBLE, BF16, NVIDIA, GUARD)
-    total = tl.sum(tl.reshape(even + odd, [BLOCK_WORDS, BLOCK_OUT]), 0)
+        if DEPTH == 2:
+            mask, a, b, c = mask1, a1, b1, c1
+            mask1, a1, b1, c1 = next_mask, next_a, next_b, next_c
+        else:
+            mask, a, b, c = next_mask, next_a, next_b, next_c
+    if PDL == 2:
+        gdc_launch_dependents()
+    if DEPTH == 2:
+        limit = tl.where((word < end) & (row < OUT), IN - word * 32, 0).to(tl.uint32)
+        even, odd = add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS, NIBBLE, BF16, NVIDIA, GUARD)
+        x_ptr += BLOCK_WORDS * 32
+        word += BLOCK_WORDS
+        mask, a, b, c = mask1, a1, b1, c1
+    live = (word < end) & (row < OUT)
+    if TAIL and not GUARD:
+        # Lanes past the end hold zeros: any legal word keeps their positions, and so their reads of x, inside it.
+        mask = tl.where(live, mask, 0x11111111 * ((1 << NIBBLE) - 1) if NIBBLE else (1 << (CHUNKS * 8)) - 1)
+        x_ptr = tl.where(live, x_ptr, x_start)
+    limit = tl.where(live, IN - word * 32, 0).to(tl.uint32)
+    last_even, last_odd = add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS, NIBBLE, BF16, NVIDIA, GUARD)
+    if TAIL and not GUARD:
+        # 0 times an x that is not finite is not 0.
+        last_even, last_odd = tl.where(live, last_even, even), tl.where(live, last_odd, odd)
+    total = tl.sum(tl.reshape(last_even + last_odd, [BLOCK_WORDS, BLOCK_OUT]), 0)
     rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    finish_rows(total, rows, rows < OUT, y_ptr, partial_ptr, arrived_ptr, OUT, splits, SPLIT_BLOCK)
+    tl.store(sums_ptr + tl.program_id(1) * OUT + rows, total.to(sums_ptr.dtype.element_ty), mask=rows < OUT)
 
 
 def _constexprs(problem: Problem, config: Config, nvidia: bool, nibble: bool) -> dict[str, int | bool]:
-    even = problem.in_features % WORD == 0 and problem.out_features % config["block_out"] == 0
     assert problem.pattern is not None
+    chunks = problem.pattern.kept_per_word // _CHUNK
+    steps = triton.cdiv(triton.cdiv(problem.words, config["splits"]), config["block_words"])
+    even = problem.in_features % WORD == 0 and problem.out_features % config["block_out"] == 0
     return {
-        "CHUNKS": problem.pattern.kept_per_word // _CHUNK,
+        "OUT": problem.out_features,
+        "IN": problem.in_features,
+        "WORDS": problem.words,
+        "SPLITS": config["splits"],
+        "CHUNKS": chunks,
         "NIBBLE": problem.pattern.keep if nibble else 0,
         "BLOCK_OUT": config["block_out"],
         "BLOCK_WORDS": config["block_words"],
-        "SPLIT_BLOCK": triton.next_power_of_2(config["splits"]),
+        "DEPTH": min(config["depth"], steps),
         "BF16": problem.dtype == torch.bfloat16,
         "NVIDIA": nvidia,
-        "GUARD": not (even and problem.words % (config["splits"] * config["block_words"]) == 0),
-        "PDL": bool(config["pdl"]),
+        "GUARD": not (even and problem.words % config["splits"] == 0),
+        "WIDE": 2 * chunks * (problem.words + config["block_words"]) * problem.out_features >= 2**31,
+        "PDL": config["pdl"],
     }
+
+
+def _launch_sums(packed: PackedWeight, x: Tensor, sums: Tensor, config: Config, nibble: bool) -> None:
+    problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1)
+    lane_row_kernel[triton.cdiv(packed.out_features, config["block_out"]), config["splits"]](
+        packed.mask_words, packed.values.view(torch.int64), x, sums,
+        **_constexprs(problem, config, not interpreted() and torch.version.hip is None, nibble),
+        num_warps=pair_warps(config), launch_pdl=bool(config["pdl"]),
+    )  # fmt: skip
 
 
 def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config, nibble: bool = False) -> Tensor:
@@ -223,20 +170,24 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config, nibble: b
         packed: W ``[out, in]``, 16-bit values, S in {8, 16, 24}.
         x: ``[in]``, contiguous, any float dtype.
         y: ``[out]``, contiguous.
-        config: ``block_out`` rows and ``block_words`` mask words a program (powers of two; a thread a pair), ``splits`` of K, ``pdl`` for
-            programmatic dependent launch.
+        config: ``block_out`` rows and ``block_words`` mask words a program (powers of two; a thread a pair), ``splits`` of K, whose sums a
+            second kernel adds, ``depth`` words a thread loaded ahead (1 or 2), ``pdl`` for programmatic dependent launch (0,
+            ``AT_START`` or ``AT_END``).
         nibble: Look positions up instead of scanning bits (1:4 and 2:4).
     """
-    problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1)
-    row_blocks = triton.cdiv(packed.out_features, config["block_out"])
-    partial, arrived = workspace(y, config["splits"], row_blocks)
-    lane_row_kernel[row_blocks, config["splits"]](
-        packed.mask_words, packed.values.view(torch.int64), x, y, partial, arrived,
-        packed.out_features, packed.in_features, packed.words, triton.cdiv(packed.words, config["splits"]), config["splits"],
-        **_constexprs(problem, config, not interpreted() and torch.version.hip is None, nibble),
-        num_warps=pair_warps(config), launch_pdl=bool(config["pdl"]),
-    )  # fmt: skip
-    return y
+    if config["splits"] == 1:
+        _launch_sums(packed, x, y, config, nibble)
+        return y
+    sums = workspace(y, config["splits"])
+    _launch_sums(packed, x, sums, config, nibble)
+    return finish(sums, y, dependent=bool(config["pdl"]))
+
+
+def launch_partial(packed: PackedWeight, x: Tensor, y: Tensor, config: Config, nibble: bool = False) -> Tensor:
+    """Partial sums float32 ``[splits, out]``, for a consumer that adds them; arguments as in :func:`launch`, of y the size alone counts."""
+    sums = workspace(y, config["splits"])
+    _launch_sums(packed, x, sums, config, nibble)
+    return sums
 
 
 def constraint(problem: Problem) -> str | None:
@@ -249,18 +200,30 @@ def constraint(problem: Problem) -> str | None:
     return None
 
 
-def space(problem: Problem) -> list[Config]:
-    """Block sizes and splits that give the device a sensible number of warps, each with at least two words a thread."""
+def _space(problem: Problem, splits: tuple[int, ...]) -> list[Config]:
+    launches = (0, AT_START, AT_END) if problem.dependent_launch else (0,)
     return [
-        {"block_out": block_out, "block_words": block_words, "splits": splits, "pdl": pdl}
-        for block_out in (16, 32)
-        for block_words in (4, 8, 16, 32)
-        for splits in (1, 2, 4, 5, 8, 19)
+        {"block_out": block_out, "block_words": block_words, "splits": split, "depth": depth, "pdl": pdl}
+        for block_out, block_words in ((8, 16), (8, 32), (8, 64), (16, 8), (16, 16), (16, 32), (16, 64), (32, 4), (32, 8), (32, 16))
+        for split in splits
+        for depth in (1, 2)
         # Dependent launch gains where a launch is short; a matrix that fills the device several times over can lose by it.
-        for pdl in sorted({problem.dependent_launch, 0 if splits == 1 else problem.dependent_launch})
-        if problem.words >= 2 * splits * block_words
-        and 6 <= triton.cdiv(problem.out_features, block_out) * splits * block_out * block_words / 32 / problem.sm_count <= 100
-    ] or [default(problem)]
+        for pdl in launches
+        if problem.words >= split * block_words * depth
+        and 8 <= triton.cdiv(problem.out_features, block_out) * split * block_out * block_words / 32 / problem.sm_count <= 100
+        # Two words ahead cost registers that many warps an SM do not have.
+        and (depth == 1 or split == 1)
+    ]
+
+
+def space(problem: Problem) -> list[Config]:
+    """Tiles that give the device a sensible number of warps; K is split where rows are few against columns."""
+    return _space(problem, (1, 2, 4, 5, 8, 19)) or [default(problem)]
+
+
+def partial_space(problem: Problem) -> list[Config]:
+    """The same with K split: without a second step, splits are free."""
+    return _space(problem, (2, 4, 5, 8, 19)) or [partial_default(problem)]
 
 
 def default(problem: Problem) -> Config:
@@ -271,26 +234,59 @@ def default(problem: Problem) -> Config:
     row_blocks = triton.cdiv(problem.out_features, 16)
     wanted = max(2, round(32 * problem.sm_count / row_blocks))
     block_words = min(32, triton.next_power_of_2(wanted), max(2, triton.next_power_of_2(problem.words) // 2))
-    return {"block_out": 16, "block_words": block_words, "splits": 1, "pdl": 0}
+    return {"block_out": 16, "block_words": block_words, "splits": 1, "depth": 1, "pdl": 0}
+
+
+def partial_default(problem: Problem) -> Config:
+    """The default with K halved."""
+    return {**default(problem), "splits": 2}
 
 
 def compile_source(problem: Problem, config: Config, nibble: bool = False) -> CompileSource:
-    """For a compile-only check with bf16 x and float32 y."""
-    integers = dict.fromkeys(("OUT", "in_features", "words", "words_per_split", "splits"), "i32")
-    weights = {"mask_ptr": "*i32", "values_ptr": "*i64"}
-    vectors = {"x_ptr": pointer_type(torch.bfloat16), "y_ptr": "*fp32", "partial_ptr": "*fp32", "arrived_ptr": "*i32"}
-    return CompileSource(lane_row_kernel, weights | vectors | integers, _constexprs(problem, config, True, nibble), pair_warps(config))
+    """For a compile-only check with bf16 x and float32 sums."""
+    pointers = {"mask_ptr": "*i32", "values_ptr": "*i64", "x_ptr": pointer_type(torch.bfloat16), "sums_ptr": "*fp32"}
+    return CompileSource(lane_row_kernel, pointers, _constexprs(problem, config, True, nibble), pair_warps(config))
 
 
-register(
-    Variant(
-        kernel="spmv",
-        name="lane_row",
-        summary="a row a lane, 16-byte value loads, next word prefetched; bit scan in two instructions on NVIDIA",
-        launch=launch,
-        space=space,
-        default=default,
-        constraint=constraint,
-        compile_source=compile_source,
+def register_both(name: str, summary: str, constraint: Callable[[Problem], str | None], nibble: bool) -> None:
+    """Registers a variant as ``spmv`` (a finished y) and as ``spmv_partial`` (sums for a consumer that adds them).
+
+    Args:
+        name: The variant's name in both.
+        summary: One line about it.
+        constraint: Why it cannot take a problem.
+        nibble: Look positions up instead of scanning bits.
+    """
+    source = partial(compile_source, nibble=nibble)
+    register(
+        Variant(
+            kernel="spmv",
+            name=name,
+            summary=summary,
+            launch=partial(launch, nibble=nibble),
+            space=space,
+            default=default,
+            constraint=constraint,
+            compile_source=source,
+        )
     )
+    register(
+        Variant(
+            kernel="spmv_partial",
+            name=name,
+            summary=f"{name}, K split and the sums left to the consumer",
+            launch=partial(launch_partial, nibble=nibble),
+            space=partial_space,
+            default=partial_default,
+            constraint=constraint,
+            compile_source=source,
+        )
+    )
+
+
+register_both(
+    "lane_row",
+    "a row a lane, 16-byte value loads, next words prefetched; bit scan in two instructions on NVIDIA",
+    constraint,
+    nibble=False,
 )

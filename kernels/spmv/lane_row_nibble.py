@@ -1,8 +1,6 @@
 """The lane-per-row SpMV with positions looked up a nibble at a time, for 1:4 and 2:4: see ``nibbles.py`` for the tables."""
 
-from functools import partial
-
-from sdbench.kernels.registry import Problem, Variant, register
+from sdbench.kernels.registry import Problem
 from sdbench.kernels.spmv import lane_row
 
 
@@ -14,15 +12,6 @@ def constraint(problem: Problem) -> str | None:
     return lane_row.constraint(problem)
 
 
-register(
-    Variant(
-        kernel="spmv",
-        name="lane_row_nibble",
-        summary="lane_row for 1:4 and 2:4: four groups' positions in one byte permute, no bit scan",
-        launch=partial(lane_row.launch, nibble=True),
-        space=lane_row.space,
-        default=lane_row.default,
-        constraint=constraint,
-        compile_source=partial(lane_row.compile_source, nibble=True),
-    )
+lane_row.register_both(
+    "lane_row_nibble", "lane_row for 1:4 and 2:4: four groups' positions in one byte permute, no bit scan", constraint, nibble=True
 )

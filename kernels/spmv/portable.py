@@ -8,17 +8,16 @@ from torch import Tensor
 from sdbench.kernels.launching import pointer_type
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 from sdbench.kernels.spmv.bits import gather, take_highest
-from sdbench.kernels.spmv.finish import finish_rows, pair_warps, workspace
+from sdbench.kernels.spmv.finish import finish, pair_warps, workspace
 from sdbench.packing import PackedWeight, chunk_length
 
 
 @triton.jit
 def portable_kernel(
-    mask_ptr, values_ptr, x_ptr, y_ptr, partial_ptr, arrived_ptr,
-    OUT, in_features, words, words_per_split, splits,
-    KEPT: tl.constexpr, CHUNK: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, SPLIT_BLOCK: tl.constexpr,
+    mask_ptr, values_ptr, x_ptr, sums_ptr, OUT, in_features, words, words_per_split,
+    KEPT: tl.constexpr, CHUNK: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr,
 ):  # fmt: skip
-    """y = W x over a grid (row blocks, splits); a program walks its split's words, BLOCK_WORDS at a time."""
+    """sums[split] = the split's share of W x; grid (row blocks, splits), a program walks its words BLOCK_WORDS at a time."""
     lane = tl.arange(0, BLOCK_OUT * BLOCK_WORDS)
     row = tl.program_id(0) * BLOCK_OUT + lane % BLOCK_OUT
     first = tl.program_id(1) * words_per_split
@@ -38,7 +37,7 @@ def portable_kernel(
             total += value.to(tl.float32) * gather(x_ptr + wide * 32, position, limit, True)
     total = tl.sum(tl.reshape(total, [BLOCK_WORDS, BLOCK_OUT]), 0)
     rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    finish_rows(total, rows, rows < OUT, y_ptr, partial_ptr, arrived_ptr, OUT, splits, SPLIT_BLOCK)
+    tl.store(sums_ptr + tl.program_id(1) * OUT + rows, total.to(sums_ptr.dtype.element_ty), mask=rows < OUT)
 
 
 def _constexprs(problem: Problem, config: Config) -> dict[str, int | bool]:
@@ -48,7 +47,6 @@ def _constexprs(problem: Problem, config: Config) -> dict[str, int | bool]:
         "CHUNK": chunk_length(problem.pattern.kept_per_word, problem.dtype),
         "BLOCK_OUT": config["block_out"],
         "BLOCK_WORDS": config["block_words"],
-        "SPLIT_BLOCK": triton.next_power_of_2(config["splits"]),
     }
 
 
@@ -62,14 +60,14 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
         config: ``block_out`` rows and ``block_words`` mask words a program (powers of two), ``splits`` of K.
     """
     problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1)
-    row_blocks = triton.cdiv(packed.out_features, config["block_out"])
-    partial, arrived = workspace(y, config["splits"], row_blocks)
-    portable_kernel[row_blocks, config["splits"]](
-        packed.mask_words, packed.values, x, y, partial, arrived,
-        packed.out_features, packed.in_features, packed.words, triton.cdiv(packed.words, config["splits"]), config["splits"],
+    splits = config["splits"]
+    sums = workspace(y, splits) if splits > 1 else y
+    portable_kernel[triton.cdiv(packed.out_features, config["block_out"]), splits](
+        packed.mask_words, packed.values, x, sums,
+        packed.out_features, packed.in_features, packed.words, triton.cdiv(packed.words, splits),
         **_constexprs(problem, config), num_warps=pair_warps(config),
     )  # fmt: skip
-    return y
+    return finish(sums, y) if splits > 1 else y
 
 
 def space(problem: Problem) -> list[Config]:
@@ -85,14 +83,12 @@ def default(problem: Problem) -> Config:
 
 def compile_source(problem: Problem, config: Config) -> CompileSource:
     """For a compile-only check with bf16 x and float32 y."""
-    integers = dict.fromkeys(("OUT", "in_features", "words", "words_per_split", "splits"), "i32")
+    integers = dict.fromkeys(("OUT", "in_features", "words", "words_per_split"), "i32")
     pointers = {
         "mask_ptr": "*i32",
         "values_ptr": pointer_type(problem.dtype),
         "x_ptr": pointer_type(torch.bfloat16),
-        "y_ptr": "*fp32",
-        "partial_ptr": "*fp32",
-        "arrived_ptr": "*i32",
+        "sums_ptr": "*fp32",
     }
     return CompileSource(portable_kernel, pointers | integers, _constexprs(problem, config), pair_warps(config))
 

@@ -46,12 +46,14 @@ def chain(variant: Variant, device: torch.device, **config: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("pdl", [1, 2])
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("variant", registry.variants("spmv"), ids=lambda variant: variant.name)
-def test_sparse_chain(variant: Variant, splits: int) -> None:
-    if variant.needs == "torch":
+def test_sparse_chain(variant: Variant, splits: int, pdl: int) -> None:
+    if variant.needs == "torch" or (pdl > 1 and "lane_row" not in variant.name):
         return
-    chain(variant, torch.device("cuda"), splits=splits, pdl=1)
+    for depth in (1, 2):
+        chain(variant, torch.device("cuda"), splits=splits, depth=depth, pdl=pdl)
 
 
 @pytest.mark.gpu
@@ -63,5 +65,5 @@ def test_unpruned_chain(kernel: str, variant: str) -> None:
 def test_dependent_launch_is_for_hopper_and_newer() -> None:
     for capability, expected in ((0, 0), (80, 0), (90, 1), (100, 1)):
         problem = Problem(SIZE, SIZE, torch.bfloat16, Pattern(2, 4), 132, capability)
-        assert {config["pdl"] for config in registry.find("spmv", "lane_row").space(problem)} == {0, expected}
-        assert {config["pdl"] for config in registry.find("dense", "gemv").space(problem)} == {0, expected}
+        assert {config["pdl"] for config in registry.find("spmv", "lane_row").space(problem)} == ({0, 1, 2} if expected else {0})
+        assert {config["pdl"] for config in registry.find("dense", "gemv").space(problem)} == ({0, 1, 2} if expected else {0})

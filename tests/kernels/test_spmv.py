@@ -73,7 +73,13 @@ def test_dtypes(variant: str, dtype: torch.dtype, device: torch.device) -> None:
 
 @pytest.mark.parametrize("variant", TRITON)
 @pytest.mark.parametrize(
-    "config", [{"block_out": 16, "block_words": 2, "splits": 3, "pdl": 0}, {"block_out": 32, "block_words": 4, "splits": 1, "pdl": 0}]
+    "config",
+    [
+        {"block_out": 16, "block_words": 2, "splits": 3, "depth": 1, "pdl": 0},
+        {"block_out": 32, "block_words": 4, "splits": 1, "depth": 2, "pdl": 0},
+        {"block_out": 4, "block_words": 4, "splits": 2, "depth": 2, "pdl": 0},
+        {"block_out": 4, "block_words": 8, "splits": 2, "depth": 1, "pdl": 0},
+    ],
 )
 def test_configs_leave_nothing_behind(variant: str, config: dict[str, int], device: torch.device) -> None:
     """CASES 8: the first and the second call of each config equal the reference, and repeats are bit-equal (split sums in fixed order)."""
@@ -82,6 +88,41 @@ def test_configs_leave_nothing_behind(variant: str, config: dict[str, int], devi
     first, second = spmv(packed, x, variant, config), spmv(packed, x, variant, config)
     assert within(relative_error(first, pruned.double() @ x.double()), 1e-5)
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("text", "splits", "block_words", "depth"),
+    [("2:4", 1, 4, 1), ("2:4", 1, 4, 2), ("2:4", 2, 4, 2), ("2:4", 2, 8, 2), ("1:4", 2, 4, 1), ("3:4", 1, 8, 2), ("16:32", 1, 4, 2)],
+)
+def test_tails_of_a_split(text: str, splits: int, block_words: int, depth: int, device: torch.device) -> None:
+    """CASES 11: a last step that is too long for its split, with x at column 0 not finite where no row keeps it."""
+    pattern = Pattern.parse(text)
+    weight = torch.randn(8, 32 * 10, generator=torch.Generator().manual_seed(0)).to(device).bfloat16()
+    weight[:, 0] = 1e-30
+    keep = keep_mask(weight, pattern)
+    assert not keep[:, 0].any()
+    x = torch.randn(320, generator=torch.Generator().manual_seed(1)).to(device)
+    want = torch.where(keep, weight, 0).double() @ x.double()
+    x[0] = math.inf
+    packed = pack(weight, keep, pattern)
+    for name in ("lane_row", "lane_row_nibble"):
+        if not refuses(name, packed):
+            chosen = {"block_out": 8, "block_words": block_words, "splits": splits, "depth": depth, "pdl": 0}
+            assert within(relative_error(spmv(packed, x, name, chosen), want), 1e-5)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_partial_sums_add_up(splits: int, device: torch.device) -> None:
+    packed, pruned = problem(20, 192, Pattern(2, 4), torch.bfloat16, device)
+    x = poisoned(192, device)
+    for variant in registry.variants("spmv_partial"):
+        config = {**variant.default(problem_of(packed)), "splits": splits}
+        sums = variant.launch(packed, x, torch.empty(20, device=device), config)
+        assert sums.shape == (splits, 20)
+        per_split = 192 // splits
+        for split, part in enumerate(sums):
+            columns = slice(split * per_split, (split + 1) * per_split)
+            assert within(relative_error(part, pruned[:, columns].double() @ x[columns].double()), 1e-5)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -155,5 +196,7 @@ def test_whole_search_space_is_right(variant: str) -> None:
         packed, pruned = problem(out_features, in_features, Pattern(2, 4), torch.bfloat16, device)
         x = poisoned(in_features, device)
         want = pruned.double() @ x.double()
-        for config in chosen.space(problem_of(packed)):
+        space = chosen.space(problem_of(packed))
+        # A ragged shape takes the guarded path whatever the config: a part of the space will do.
+        for config in space[:: 8 if out_features % 2 else 1]:
             assert within(relative_error(spmv(packed, x, variant, config), want), 1e-5), config

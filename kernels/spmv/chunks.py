@@ -1,0 +1,130 @@
+"""Adding a mask word's packed values times x to a lane's sums, sixteen bytes of values at a time."""
+
+import triton
+import triton.language as tl
+
+from sdbench.kernels.spmv.bits import gather, take_highest
+from sdbench.kernels.spmv.nibbles import byte_of, high_positions, low_positions, single_positions
+
+
+@triton.jit
+def _widen(pair, HIGH: tl.constexpr, BF16: tl.constexpr):
+    """One 16-bit value of a 32-bit pair as float32; a bf16's bits are a float32's upper half."""
+    if BF16:
+        if HIGH:
+            bits = pair & -65536
+        else:
+            bits = pair << 16
+        value = bits.to(tl.float32, bitcast=True)
+    else:
+        if HIGH:
+            half = (pair >> 16).to(tl.int16)
+        else:
+            half = pair.to(tl.int16)
+        value = half.to(tl.float16, bitcast=True).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _add_four(even, odd, quad, p0, p1, p2, p3, x_ptr, limit, BF16: tl.constexpr, GUARD: tl.constexpr):
+    """Adds four packed values (one int64) times x at four positions."""
+    low = quad.to(tl.int32)
+    high = (quad >> 32).to(tl.int32)
+    even += _widen(low, False, BF16) * gather(x_ptr, p0, limit, GUARD)
+    odd += _widen(low, True, BF16) * gather(x_ptr, p1, limit, GUARD)
+    even += _widen(high, False, BF16) * gather(x_ptr, p2, limit, GUARD)
+    odd += _widen(high, True, BF16) * gather(x_ptr, p3, limit, GUARD)
+    return even, odd
+
+
+@triton.jit
+def _add_four_scanned(even, odd, mask, quad, x_ptr, limit, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr):
+    """Four values at the four highest set bits; returns the sums and the bits that are left."""
+    p0, mask = take_highest(mask, NVIDIA)
+    p1, mask = take_highest(mask, NVIDIA)
+    p2, mask = take_highest(mask, NVIDIA)
+    p3, mask = take_highest(mask, NVIDIA)
+    even, odd = _add_four(even, odd, quad, p0, p1, p2, p3, x_ptr, limit, BF16, GUARD)
+    return even, odd, mask
+
+
+@triton.jit
+def _add_chunk_scanned(even, odd, mask, chunk, x_ptr, limit, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr):
+    """Eight values (two int64 a lane) at the eight highest set bits."""
+    first, second = tl.split(chunk)
+    even, odd, mask = _add_four_scanned(even, odd, mask, first, x_ptr, limit, BF16, NVIDIA, GUARD)
+    return _add_four_scanned(even, odd, mask, second, x_ptr, limit, BF16, NVIDIA, GUARD)
+
+
+@triton.jit
+def _add_chunk_pairs(
+    even, odd, half, chunk, x_ptr, limit, FIRST: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr
+):
+    """Eight values of a 2:4 word: both positions of the four nibbles in the lower half of ``half``, whose first column is FIRST."""
+    first, second = tl.split(chunk)
+    high = high_positions(half, NVIDIA)
+    low = low_positions(half, NVIDIA)
+    even, odd = _add_four(
+        even, odd, first,
+        byte_of(high, 3) + (FIRST + 12), byte_of(low, 3) + (FIRST + 12), byte_of(high, 2) + (FIRST + 8), byte_of(low, 2) + (FIRST + 8),
+        x_ptr, limit, BF16, GUARD,
+    )  # fmt: skip
+    return _add_four(
+        even, odd, second,
+        byte_of(high, 1) + (FIRST + 4), byte_of(low, 1) + (FIRST + 4), byte_of(high, 0) + FIRST, byte_of(low, 0) + FIRST,
+        x_ptr, limit, BF16, GUARD,
+    )  # fmt: skip
+
+
+@triton.jit
+def _add_four_singles(
+    even, odd, half, quad, x_ptr, limit, FIRST: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr
+):
+    """Four values of a 1:4 word: the one position of each of four nibbles."""
+    at = single_positions(half, NVIDIA)
+    return _add_four(
+        even, odd, quad,
+        byte_of(at, 3) + (FIRST + 12), byte_of(at, 2) + (FIRST + 8), byte_of(at, 1) + (FIRST + 4), byte_of(at, 0) + FIRST,
+        x_ptr, limit, BF16, GUARD,
+    )  # fmt: skip
+
+
+@triton.jit
+def add_word(
+    even, odd, mask, a, b, c, x_ptr, limit,
+    CHUNKS: tl.constexpr, NIBBLE: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr,
+):  # fmt: skip
+    """Adds all values of each lane's mask word times x.
+
+    Args:
+        even: float32 sums of the values at even places; two chains of additions halve the latency.
+        odd: float32 sums of the others.
+        mask: uint32 mask words.
+        a: int64 ``[lanes, 2]``, the word's first eight values (descending columns).
+        b: The next eight, used where CHUNKS > 1.
+        c: The last eight, used where CHUNKS > 2.
+        x_ptr: Each lane's pointer to x at the word's first column.
+        limit: Positions from here on count as 0 where GUARD is set.
+        CHUNKS: Chunks of eight values a word: 1, 2 or 3.
+        NIBBLE: N of an N:4 pattern whose positions are looked up; 0 where bits are scanned.
+        BF16: Values are bf16; else fp16.
+        NVIDIA: Use PTX.
+        GUARD: Check positions against the limit.
+
+    Returns:
+        The new sums.
+    """
+    if NIBBLE == 2:
+        even, odd = _add_chunk_pairs(even, odd, mask >> 16, a, x_ptr, limit, 16, BF16, NVIDIA, GUARD)
+        even, odd = _add_chunk_pairs(even, odd, mask, b, x_ptr, limit, 0, BF16, NVIDIA, GUARD)
+    elif NIBBLE == 1:
+        first, second = tl.split(a)
+        even, odd = _add_four_singles(even, odd, mask >> 16, first, x_ptr, limit, 16, BF16, NVIDIA, GUARD)
+        even, odd = _add_four_singles(even, odd, mask, second, x_ptr, limit, 0, BF16, NVIDIA, GUARD)
+    else:
+        even, odd, mask = _add_chunk_scanned(even, odd, mask, a, x_ptr, limit, BF16, NVIDIA, GUARD)
+        if CHUNKS > 1:
+            even, odd, mask = _add_chunk_scanned(even, odd, mask, b, x_ptr, limit, BF16, NVIDIA, GUARD)
+        if CHUNKS > 2:
+            even, odd, mask = _add_chunk_scanned(even, odd, mask, c, x_ptr, limit, BF16, NVIDIA, GUARD)
+    return even, odd
