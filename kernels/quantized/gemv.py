@@ -36,22 +36,22 @@ def _decode(word, BYTE: tl.constexpr, FP8: tl.constexpr):
 
 
 @triton.jit
-def _load_tile(values_ptr, rows, columns, OUT, words, GUARD: tl.constexpr):
-    pointer = values_ptr + rows.to(tl.int64)[:, None] * words + columns[None, :]
+def _load_tile(values_ptr, rows, columns, OUT: tl.constexpr, WORDS: tl.constexpr, GUARD: tl.constexpr):
+    pointer = values_ptr + rows.to(tl.int64)[:, None] * WORDS + columns[None, :]
     if GUARD:
-        tile = tl.load(pointer, mask=(rows < OUT)[:, None] & (columns < words)[None, :], other=0, eviction_policy="evict_first")
+        tile = tl.load(pointer, mask=(rows < OUT)[:, None] & (columns < WORDS)[None, :], other=0, eviction_policy="evict_first")
     else:
         tile = tl.load(pointer, eviction_policy="evict_first")
     return tile
 
 
 @triton.jit
-def _add_tile(total, tile, x_ptr, columns, in_features, words, FP8: tl.constexpr, GUARD: tl.constexpr):
+def _add_tile(total, tile, x_ptr, columns, IN: tl.constexpr, WORDS: tl.constexpr, FP8: tl.constexpr, GUARD: tl.constexpr):
     """Adds four codes a word times the x of each quarter."""
     for byte in tl.static_range(4):
-        at = byte * words + columns
+        at = byte * WORDS + columns
         if GUARD:
-            x = tl.load(x_ptr + at, mask=(columns < words) & (at < in_features), other=0.0)
+            x = tl.load(x_ptr + at, mask=(columns < WORDS) & (at < IN), other=0.0)
         else:
             x = tl.load(x_ptr + at)
         total += _decode(tile, byte, FP8) * x.to(tl.float32)[None, :]
@@ -60,27 +60,37 @@ def _add_tile(total, tile, x_ptr, columns, in_features, words, FP8: tl.constexpr
 
 @triton.jit
 def gemv_kernel(
-    values_ptr, scale_ptr, x_ptr, y_ptr, OUT, in_features, groups,
-    FP8: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr,
+    values_ptr, scale_ptr, x_ptr, y_ptr,
+    OUT: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, FP8: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, DEPTH: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """y = scale * (codes x), one program for BLOCK_OUT rows."""
+    """y = scale * (codes x), one program for BLOCK_OUT rows; DEPTH tiles are loaded ahead."""
+    PADDED: tl.constexpr = IN != 4 * WORDS
     rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     columns = tl.arange(0, BLOCK_WORDS)
-    # A product with 16 is what the compiler can see to be a multiple of 16: rows are aligned for 16-byte loads.
-    words = 16 * groups
     total = tl.zeros([BLOCK_OUT, BLOCK_WORDS], tl.float32)
-    if PDL:
+    if PDL == 1:
         gdc_launch_dependents()
-    tile = _load_tile(values_ptr, rows, columns, OUT, words, GUARD)
+    tile = _load_tile(values_ptr, rows, columns, OUT, WORDS, GUARD)
+    if DEPTH == 2:
+        tile1 = _load_tile(values_ptr, rows, columns + BLOCK_WORDS, OUT, WORDS, GUARD)
     scale = tl.load(scale_ptr + rows, mask=rows < OUT, other=0.0)
     if PDL:
         gdc_wait()
-    for _ in range(1, tl.cdiv(words, BLOCK_WORDS)):
-        following = _load_tile(values_ptr, rows, columns + BLOCK_WORDS, OUT, words, GUARD)
-        total = _add_tile(total, tile, x_ptr, columns, in_features, words, FP8, GUARD)
-        tile = following
+    for _ in range(0, (WORDS + BLOCK_WORDS - 1) // BLOCK_WORDS - DEPTH):
+        following = _load_tile(values_ptr, rows, columns + DEPTH * BLOCK_WORDS, OUT, WORDS, GUARD)
+        total = _add_tile(total, tile, x_ptr, columns, IN, WORDS, FP8, PADDED)
         columns += BLOCK_WORDS
-    total = _add_tile(total, tile, x_ptr, columns, in_features, words, FP8, GUARD)
+        if DEPTH == 2:
+            tile = tile1
+            tile1 = following
+        else:
+            tile = following
+    if PDL == 2:
+        gdc_launch_dependents()
+    total = _add_tile(total, tile, x_ptr, columns, IN, WORDS, FP8, GUARD)
+    if DEPTH == 2:
+        total = _add_tile(total, tile1, x_ptr, columns + BLOCK_WORDS, IN, WORDS, FP8, GUARD)
     if FP8:
         scale *= 256.0
     tl.store(y_ptr + rows, (tl.sum(total, 1) * scale).to(y_ptr.dtype.element_ty), mask=rows < OUT)
@@ -90,11 +100,15 @@ def _constexprs(out_features: int, in_features: int, fp8: bool, config: Config) 
     words = words_of(in_features)
     even = out_features % config["block_out"] == 0 and words % config["block_words"] == 0 and in_features == 4 * words
     return {
+        "OUT": out_features,
+        "IN": in_features,
+        "WORDS": words,
         "FP8": fp8,
         "BLOCK_OUT": config["block_out"],
         "BLOCK_WORDS": config["block_words"],
+        "DEPTH": min(config["depth"], triton.cdiv(words, config["block_words"])),
         "GUARD": not even,
-        "PDL": bool(config["pdl"]),
+        "PDL": config["pdl"],
     }
 
 
@@ -105,29 +119,29 @@ def launch(weight: QuantizedWeight, x: Tensor, y: Tensor, config: Config) -> Ten
         weight: W ``[out, in]``, int8 or fp8.
         x: ``[in]``, contiguous, any float dtype.
         y: ``[out]``, contiguous.
-        config: ``block_out`` rows, ``block_words`` words a step (powers of two), ``num_warps``, ``pdl`` for programmatic dependent launch.
+        config: ``block_out`` rows, ``block_words`` words a step (powers of two), ``num_warps``, ``depth`` tiles loaded ahead (1 or 2),
+            ``pdl`` for programmatic dependent launch: 0, 1 (the next kernel may start at once) or 2 (after the last load).
     """
-    out_features, in_features = weight.shape
-    gemv_kernel[(triton.cdiv(out_features, config["block_out"]),)](
-        weight.values.view(torch.int32), weight.scale, x, y, out_features, in_features, weight.words // 16,
-        **_constexprs(out_features, in_features, weight.values.dtype == DTYPES["fp8"], config),
+    gemv_kernel[(triton.cdiv(weight.shape[0], config["block_out"]),)](
+        weight.values.view(torch.int32), weight.scale, x, y, **_constexprs(*weight.shape, weight.values.dtype == DTYPES["fp8"], config),
         num_warps=config["num_warps"], launch_pdl=bool(config["pdl"]),
     )  # fmt: skip
     return y
 
 
-def _config(block_out: int, num_warps: int, pdl: int) -> Config:
+def _config(block_out: int, num_warps: int, depth: int, pdl: int) -> Config:
     """All warps of a program along K, four words a lane and step: x is then read where it is needed, with no exchange between threads."""
-    return {"block_out": block_out, "block_words": 128 * num_warps, "num_warps": num_warps, "pdl": pdl}
+    return {"block_out": block_out, "block_words": 128 * num_warps, "num_warps": num_warps, "depth": depth, "pdl": pdl}
 
 
 def space(problem: Problem) -> list[Config]:
     """Tiles of 4 to 32 words (16 to 128 bytes) a thread that leave at least two programs an SM."""
     return [
-        _config(block_out, num_warps, pdl)
+        _config(block_out, num_warps, depth, pdl)
         for block_out in (1, 2, 4, 8)
         for num_warps in (1, 2, 4, 8)
-        for pdl in sorted({0, problem.dependent_launch})
+        for depth in (1, 2)
+        for pdl in ((0, 1, 2) if problem.dependent_launch else (0,))
         if problem.out_features / block_out >= 2 * problem.sm_count and 128 * num_warps < 2 * words_of(problem.in_features)
     ] or [default(problem)]
 
@@ -137,12 +151,11 @@ def default(problem: Problem) -> Config:
     block_out = 4 if problem.out_features <= 4 * 64 * problem.sm_count else 8
     wanted = 16 * problem.sm_count / (problem.out_features / block_out)
     longest = words_of(problem.in_features) // 64
-    return _config(block_out, max(warps for warps in (1, 2, 4, 8) if warps <= max(1, min(2 * wanted, longest))), 0)
+    return _config(block_out, max(warps for warps in (1, 2, 4, 8) if warps <= max(1, min(2 * wanted, longest))), 1, 0)
 
 
 def compile_source(problem: Problem, config: Config, kind: str) -> CompileSource:
     """For a compile-only check with x of the unquantised weight's dtype and float32 y."""
-    pointers = {"values_ptr": "*i32", "scale_ptr": "*fp32", "x_ptr": pointer_type(problem.dtype), "y_ptr": "*fp32"}
+    signature = {"values_ptr": "*i32", "scale_ptr": "*fp32", "x_ptr": pointer_type(problem.dtype), "y_ptr": "*fp32"}
     constexprs = _constexprs(problem.out_features, problem.in_features, kind == "fp8", config)
-    integers = dict.fromkeys(("OUT", "in_features", "groups"), "i32")
-    return CompileSource(gemv_kernel, pointers | integers, constexprs, config["num_warps"])
+    return CompileSource(gemv_kernel, signature, constexprs, config["num_warps"])

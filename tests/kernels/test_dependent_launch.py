@@ -59,7 +59,8 @@ def test_sparse_chain(variant: Variant, splits: int, pdl: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kernel", "variant"), [("dense", "gemv"), ("quantized", "int8"), ("quantized", "fp8")])
 def test_unpruned_chain(kernel: str, variant: str) -> None:
-    chain(registry.find(kernel, variant), torch.device("cuda"), pdl=1)
+    for pdl, depth in ((1, 1), (1, 2), (2, 1), (2, 2)):
+        chain(registry.find(kernel, variant), torch.device("cuda"), depth=depth, pdl=pdl)
 
 
 def test_dependent_launch_is_for_hopper_and_newer() -> None:
