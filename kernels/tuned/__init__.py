@@ -44,7 +44,7 @@ def load(key: Key) -> Choice | None:
     path = cache_folder() / key.file
     try:
         choice = Choice.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise SdbenchError(f"cannot read the tuned config {path}: {error.strerror}") from error

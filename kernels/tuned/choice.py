@@ -125,11 +125,12 @@ def source_hash(kernel: str, kernels: Path = KERNELS) -> str:
     """Hash of all that a kernel's variants are made of: the files of its folder, the launch helpers and the layout of the weights.
 
     Args:
-        kernel: The kernel's name, which is its folder's.
+        kernel: The kernel's name, as a rule its folder's; where there is no such folder, all kernels' files count.
         kernels: The folder of all kernels.
     """
     digest = hashlib.sha256()
-    for path in [*sorted((kernels / kernel).glob("*.py")), Path(launching.__file__), Path(packing.__file__)]:
+    ours = sorted((kernels / kernel).glob("*.py")) or sorted(kernels.rglob("*.py"))
+    for path in [*ours, Path(launching.__file__), Path(packing.__file__)]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 

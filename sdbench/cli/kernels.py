@@ -35,6 +35,13 @@ NO_GPU = "no CUDA device: every variant is checked in Triton's interpreter on re
 @click.option(
     "--min-speedup", type=float, help="Exit with 4 when the best variant's sum is not this many times as fast as the fastest dense."
 )
+@click.option(
+    "--chain",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Also time this many layers of the shapes in one CUDA graph, each product reading the one before.",
+)
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw time over bytes read, with the measured roofline; .png, .svg or .pdf.")
 @output_option
 @json_option
@@ -49,6 +56,7 @@ def command(
     seed: int,
     device: str,
     min_speedup: float | None,
+    chain: int,
     plot: Path | None,
     output: Path | None,
     as_json: bool,
@@ -66,6 +74,7 @@ def command(
     sdbench kernels --pattern 2:4 --pattern 16:32 --shapes llama-3.1-8b
     sdbench kernels --pattern 4:8 --shapes 4096x2560,2560x9728 --json
     sdbench kernels --pattern 2:4 --effort full --no-cache
+    sdbench kernels --pattern 2:4 --chain 36
     sdbench kernels --pattern 2:4 --output run --plot run/roofline.png
     """
     from sdbench.devices import resolve_device, resolve_dtype
@@ -75,10 +84,11 @@ def command(
         # Triton decides at import whether its functions are interpreted.
         os.environ["TRITON_INTERPRET"] = "1"
     from sdbench.environment import describe
-    from sdbench.errors import ExitCode, SdbenchError
+    from sdbench.errors import ExitCode, SdbenchError, UsageError
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import strict_json, write_atomic
+    from sdbench.suites.kernels.chain import chain_lines, require_chain, run_chains
     from sdbench.suites.kernels.report import headline, markdown, notes, slowest_speedup, table
     from sdbench.suites.kernels.shapes import parse_shapes
     from sdbench.suites.kernels.suite import SCHEMA, KernelRun, require_right, run
@@ -90,6 +100,10 @@ def command(
         check_plot(plot)
     parsed = list(dict.fromkeys(Pattern.parse(text) for text in patterns))
     options = KernelRun(parsed, parse_shapes(shapes), resolve_dtype(dtype, target), target, variants, seed, effort, timeout, not no_cache)
+    if chain and target.type == "cpu":
+        raise UsageError("--chain times layers on a GPU, and there is no CUDA device: leave it out")
+    if chain:
+        require_chain(options.shapes)
     arguments = {
         "pattern": [str(p) for p in parsed],
         "shapes": shapes,
@@ -99,6 +113,7 @@ def command(
         "timeout": timeout,
         "cache": not no_cache,
         "seed": seed,
+        "chain": chain,
         "device": target.type,
     }
     environment = describe(target if target.type == "cuda" else None)
@@ -106,18 +121,21 @@ def command(
         if target.type == "cpu":
             progress.note(NO_GPU)
         rows = run(options, directory, progress)
+        chains = run_chains(rows, options, chain, directory, progress)
         if output:
-            write_atomic(output / "report.md", markdown(rows))
+            write_atomic(output / "report.md", markdown(rows) + "".join(f"- {line}\n" for line in chain_lines(chains)))
     if as_json:
-        sys.stdout.write(strict_json({"schema": SCHEMA, "environment": environment, "rows": rows}, indent=2) + "\n")
+        sys.stdout.write(strict_json({"schema": SCHEMA, "environment": environment, "rows": rows, "chains": chains}, indent=2) + "\n")
     else:
         render_table(*table(rows), title="SpMV at batch 1 (* fastest correct variant of its kind)")
-        for line in (*headline(rows), *notes(rows)):
+        for line in (*headline(rows), *chain_lines(chains), *notes(rows)):
             print(line)
         if target.type == "cpu":
             print(NO_GPU)
     plotted = save_plot(plot, rows, environment["gpu"]["name"] if environment["gpu"] else "no GPU") if plot else True
     require_right(rows)
+    if any(row["outcome"] == "incorrect" for row in chains):
+        raise SdbenchError("a chain gave a wrong result: see its row", ExitCode.CHECK_FAILED)
     if not plotted:
         raise SdbenchError(f"nothing to plot in {plot}: no row has a timing", ExitCode.NOTHING_SELECTED)
     slowest = slowest_speedup(rows)

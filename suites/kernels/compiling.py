@@ -38,7 +38,7 @@ def compile_all(variant: Variant, operand: Operand, configs: Sequence[Config]) -
                     variant.launch(operand.weight, x, y, config)
                     launched.append(kernels)
                 except Exception as error:  # a launcher may refuse a config in any way it likes
-                    launched.append(one_line(error))
+                    launched.append(f"{type(error).__name__}: {one_line(error)}")
         for found in launched:
             if isinstance(found, str):
                 yield found

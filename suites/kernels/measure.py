@@ -244,4 +244,4 @@ class _Tuner:
 
 
 def _label(case: Case) -> str:
-    return " ".join([case.variant, "x".join(map(str, case.shape)), *([str(case.pattern)] if case.pattern else [])])
+    return " ".join([f"{case.kernel}/{case.variant}", "x".join(map(str, case.shape)), *([str(case.pattern)] if case.pattern else [])])

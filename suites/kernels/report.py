@@ -69,7 +69,8 @@ class Sums:
 
     Attributes:
         pattern: N:M of the sparse sum.
-        sparse: The fastest correct SpMV variants.
+        sparse: The fastest correct SpMV variants, y finished.
+        partial: The fastest that leave their partial sums to a consumer; None where a shape has none.
         linear: ``F.linear``.
         dense: The fastest dense kernels.
         quantized: Weight-only kernels by name; one with an untimed shape has no sum.
@@ -77,6 +78,7 @@ class Sums:
 
     pattern: str
     sparse: float
+    partial: float | None
     linear: float
     dense: float
     quantized: dict[str, float]
@@ -96,18 +98,25 @@ def sums(rows: Sequence[dict[str, Any]]) -> list[Sums]:
     found = []
     for pattern in dict.fromkeys(row["pattern"] for row in rows if row["pattern"]):
         sparse = _sum_of_best([row for row in timed if (row["kernel"], row["pattern"]) == ("spmv", pattern)], shapes)
+        partial = _sum_of_best([row for row in timed if (row["kernel"], row["pattern"]) == ("spmv_partial", pattern)], shapes)
         if sparse and linear and dense:
-            found.append(Sums(pattern, sparse, linear, dense, quantized))
+            found.append(Sums(pattern, sparse, partial, linear, dense, quantized))
     return found
 
 
 def headline(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One line a pattern: the sum over the shapes against both dense baselines, and the sums of int8 and fp8; empty without timings."""
-    return [
-        f"{s.pattern}: sum {s.sparse:.1f} us, {s.linear / s.sparse:.2f}x over F.linear, {s.dense / s.sparse:.2f}x over the fastest dense"
-        + "".join(f", {name} sum {total:.1f} us" for name, total in s.quantized.items())
-        for s in sums(rows)
-    ]
+    """For each pattern the sum over the shapes against both dense baselines, and the sums of int8 and fp8; empty without timings."""
+    lines = []
+    for s in sums(rows):
+        quantized = "".join(f", {name} sum {total:.1f} us" for name, total in s.quantized.items())
+        lines.append(f"{s.pattern}: sum {_against(s.sparse, s)}{quantized}")
+        if s.partial:
+            lines.append(f"{s.pattern} with partial sums left to a consumer that adds them: sum {_against(s.partial, s)}")
+    return lines
+
+
+def _against(total: float, s: Sums) -> str:
+    return f"{total:.1f} us, {s.linear / total:.2f}x over F.linear, {s.dense / total:.2f}x over the fastest dense"
 
 
 def slowest_speedup(rows: Sequence[dict[str, Any]]) -> float | None:
@@ -116,7 +125,8 @@ def slowest_speedup(rows: Sequence[dict[str, Any]]) -> float | None:
 
 
 def _named(row: dict[str, Any]) -> str:
-    return f"{row['variant']} on {row['layer']}" + (f" at {row['pattern']}" if row["pattern"] else "")
+    name = row["variant"] + (" (sums)" if row["kernel"] == "spmv_partial" else "")
+    return f"{name} on {row['layer']}" + (f" at {row['pattern']}" if row["pattern"] else "")
 
 
 def _sum_of_best(rows: Sequence[dict[str, Any]], shapes: set[tuple[int, ...]]) -> float | None:
@@ -131,7 +141,7 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
         "layer": row["layer"],
         "shape": "x".join(map(str, row["of_shape"])),
         "pattern": row["pattern"] or "dense",
-        "variant": row["variant"] + (" *" if row["best"] else ""),
+        "variant": row["variant"] + (", sums" if row["kernel"] == "spmv_partial" else "") + (" *" if row["best"] else ""),
         "outcome": row["outcome"],
         "checked as": "x".join(map(str, row["shape"])),
         "us": f"{us['p50']:.2f}" if us else "-",

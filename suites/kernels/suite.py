@@ -16,8 +16,8 @@ from sdbench.suites.kernels.runner import Runner
 
 SCHEMA = "sdbench.kernels/1"
 
-PRUNED, UNPRUNED = ("spmv", "semi_structured"), ("dense", "quantized")
-"""Kernels that multiply by a pruned weight, once a pattern, and those that multiply by the whole one."""
+PRUNED, UNPRUNED = ("spmv", "spmv_partial", "semi_structured"), ("dense", "quantized")
+"""Kernels that multiply by a pruned weight, once a pattern, and those that multiply by the whole one, once a shape."""
 
 
 class KernelRun(Measurement):
@@ -50,6 +50,8 @@ def run(options: KernelRun, directory: RunDirectory | None, progress: Progress, 
     """
     chosen = [registry.find("spmv", name) for name in options.variants] or registry.variants("spmv")
     _require_some(options, chosen)
+    names = {variant.name for variant in chosen}
+    chosen += [variant for variant in registry.variants("spmv_partial") if variant.name in names]
     products: list[Product] = []
     for name in options.shapes:
         products += [(variant, name, None) for kernel in UNPRUNED for variant in registry.variants(kernel)]

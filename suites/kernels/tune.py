@@ -37,14 +37,14 @@ def tunable() -> list[Variant]:
 
 
 class TuneRun(Measurement):
-    """What to tune; ``variants`` are names of any kernel's.
+    """What to tune; ``variants`` are names, and a name stands for its variant in every kernel.
 
     Raises:
         UsageError: An unknown variant, or a width that a pattern does not divide.
     """
 
     def __post_init__(self) -> None:
-        names = [variant.name for variant in tunable()]
+        names = list(dict.fromkeys(variant.name for variant in tunable()))
         for name in self.variants:
             if name not in names:
                 close = get_close_matches(name, names, n=1)
@@ -109,7 +109,7 @@ def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
             row["layer"],
             "x".join(map(str, row["of_shape"])),
             row["pattern"] or "dense",
-            row["variant"],
+            f"{row['kernel']}/{row['variant']}",
             f"{row['us']['p50']:.2f}" if row["us"] else "-",
             f"{row['us']['p20']:.2f}-{row['us']['p80']:.2f}" if row["us"] else "-",
             row["config_source"],

@@ -189,14 +189,13 @@ def test_offsets_past_int32(variant: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", TRITON)
-def test_whole_search_space_is_right(variant: str) -> None:
-    """Every config of the space, on a shape with a ragged edge in both directions."""
+def test_configs_all_over_the_space_are_right(variant: str) -> None:
+    """On an even shape and on one with a ragged edge in both directions; a search checks every config that it times."""
     chosen, device = registry.find("spmv", variant), torch.device("cuda")
     for out_features, in_features in ((2561, 4140), (2560, 2560)):
         packed, pruned = problem(out_features, in_features, Pattern(2, 4), torch.bfloat16, device)
         x = poisoned(in_features, device)
         want = pruned.double() @ x.double()
         space = chosen.space(problem_of(packed))
-        # A ragged shape takes the guarded path whatever the config: a part of the space will do.
-        for config in space[:: 8 if out_features % 2 else 1]:
+        for config in space[:: max(1, len(space) // 12)]:
             assert within(relative_error(spmv(packed, x, variant, config), want), 1e-5), config
