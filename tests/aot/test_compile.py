@@ -1,76 +1,136 @@
-"""Compile-only checks: every registered Triton kernel builds for sm_80 and sm_90 without a GPU, with the loads that it was written for."""
+"""Compile-only checks for sm_80, sm_90 and sm_100 without a GPU: what is registered builds, and into the code that it was written for."""
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-PROBLEMS = ["2:4", "1:4", "3:4"]
+from sdbench.kernels import tuned
 
-SCRIPT = """
-import json, re, sys
-import torch, triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from sdbench.kernels import registry
-from sdbench.pattern import Pattern
+SCRIPT = Path(__file__).with_name("compile_variants.py")
 
-capability, results = int(sys.argv[1]), {}
-for kernel, patterns in (("spmv", json.loads(sys.argv[2])), ("dense", [None])):
-    for variant in registry.variants(kernel):
-        if variant.compile_source is None:
-            continue
-        for pattern in patterns:
-            problem = registry.Problem(19456, 2560, torch.bfloat16, pattern and Pattern.parse(pattern), 132, capability)
-            if variant.constraint(problem):
-                continue
-            config = {**variant.default(problem), "pdl": problem.dependent_launch}
-            source = variant.compile_source(problem, config)
-            pointers = {(index,): [["tt.divisibility", 16]] for index, kind in enumerate(source.signature.values()) if kind[0] == "*"}
-            signature = source.signature | dict.fromkeys(source.constexprs, "constexpr")
-            compiled = triton.compile(
-                ASTSource(source.function, signature, source.constexprs, pointers),
-                target=GPUTarget("cuda", capability, 32),
-                options={"num_warps": source.num_warps, "enable_fp_fusion": True},
-            )
-            ptx = compiled.asm["ptx"]
-            results[f"{kernel}/{variant.name}/{pattern}"] = {
-                "wide_loads": len(re.findall(r"ld\\.global\\S*\\.v(?:2\\.b64|4\\.b32)", ptx)),
-                "bfind": ptx.count("bfind.u32"),
-                "prmt": ptx.count("prmt.b32 t"),
-                "waits": ptx.count("griddepcontrol.wait"),
-                "local": len(re.findall(r"\\b(?:ld|st)\\.local", ptx)),
-                "cubin": len(compiled.asm["cubin"]),
-            }
-print(json.dumps(results))
-"""
+PATTERNS = "2:4,1:4,16:32,3:4,dense"
+CASES = [(80, "down", PATTERNS), (90, "down", PATTERNS), (90, "qkv,o,gate_up", "2:4,dense"), (100, "down", PATTERNS)]
+"""Capability, layers, patterns. ``down`` has the longest loop and an edge that tiles do not divide; the rest differs in sizes alone."""
+
+NARROW = {"portable": "one plain load a value, so that any pattern, dtype and back end will do"}
+"""Variants that do not promise 16-byte loads of their values, and why; every other one does."""
+
+
+def compile_all(cache: Path, *arguments: str) -> list[dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(cache)}
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def faults(row: dict[str, Any]) -> list[str]:
+    """What is wrong with a compiled kernel, in words."""
+    found = []
+    if row["stack"] or row["local"]:
+        found.append(f"spills: {row['stack']} bytes of stack, {row['local']} of local memory a thread")
+    if row["exchanges_in_loops"]:
+        found.append(f"a layout conversion inside a loop moves data between threads ({row['exchanges_in_loops']} instructions)")
+    if row["waits"] != bool(row["config"].get("pdl")):
+        found.append(f"{row['waits']} waits for the kernel before")
+    if row["variant"] not in NARROW:
+        sizes = {int(size): count for size, count in row["streamed_loads"].items()}
+        wide = 16 * sizes.pop(16, 0)
+        narrow = sum(size * count for size, count in sizes.items())
+        # Beside the values a packed weight has a 4-byte mask a word, which may come in any size.
+        masks = wide * 4 / row["value_bytes"] if row["value_bytes"] else 0
+        if not wide or narrow not in (0, masks):
+            found.append(f"not all values come in 16-byte loads: {row['streamed_loads']}")
+    return found
+
+
+def check(rows: list[dict[str, Any]]) -> None:
+    bad = {f"{r['kernel']}/{r['variant']} {r['pattern']} {r['shape']} {r['config']}": faults(r) for r in rows if faults(r)}
+    assert not bad
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90])
-def test_every_kernel_compiles(capability: int) -> None:
-    # A process of its own: where the interpreter is on, kernels have no source to compile.
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(capability), json.dumps(PROBLEMS)], capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    results = json.loads(done.stdout)
-    assert {name.rpartition("/")[0] for name in results} == {"spmv/lane_row", "spmv/lane_row_nibble", "spmv/portable", "dense/gemv"}
-    for name, found in results.items():
-        assert found["cubin"] > 0
-        assert found["local"] == 0, f"{name} spills"
-        # Dependent launch is Hopper's; a kernel that waits must do so once, before its loop.
-        assert found["waits"] == (capability >= 90 and "portable" not in name)
-    for pattern, chunks in zip(PROBLEMS, (2, 1, 3), strict=True):
-        found = results[f"spmv/lane_row/{pattern}"]
-        # The first word and the prefetch in the loop: a 16-byte load a chunk each; one bit scan a value, twice (loop and last word).
-        assert found["wide_loads"] == 2 * chunks
-        assert found["bfind"] == 2 * 8 * chunks
-    for pattern, chunks in (("2:4", 2), ("1:4", 1)):
-        found = results[f"spmv/lane_row_nibble/{pattern}"]
-        assert (found["bfind"], found["wide_loads"]) == (0, 2 * chunks)
-        assert found["prmt"] == 4
-    assert results["dense/gemv/None"]["wide_loads"] > 0
+@pytest.mark.parametrize(("capability", "layers", "patterns"), CASES)
+def test_default_configs(capability: int, layers: str, patterns: str, tmp_path: Path) -> None:
+    rows = compile_all(tmp_path, "default", str(capability), layers, patterns)
+    assert {(row["kernel"], row["variant"]) for row in rows} >= {("spmv", name) for name in ("lane_row", "lane_row_nibble", "portable")}
+    check(rows)
+    # The look for exchanges in loops needs loops to look at; a short one is unrolled.
+    assert layers != "down" or all(row["loop_instructions"] for row in rows)
+    by_table = [row for row in rows if row["variant"] == "lane_row_nibble"]
+    assert by_table and not any(row["bit_scans"] for row in by_table)
+    assert any(row["waits"] for row in rows) == (capability >= 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", ["gate_up,down", "qkv,o"])
+def test_shipped_configs(layers: str, tmp_path: Path) -> None:
+    if not tuned.shipped(90):
+        pytest.skip("no tuned configs ship for sm_90")
+    rows = compile_all(tmp_path, "shipped", "90", layers)
+    assert rows
+    check(rows)
+
+
+@pytest.mark.slow
+def test_faults_are_seen_in_compiled_code(tmp_path: Path) -> None:
+    """With twice the warps and a fraction of the registers that the tiles were made for."""
+    rows = compile_all(tmp_path, "default", "90", "down", "dense", "num_warps=8,maxnreg=32")
+    found = " ".join(fault for row in rows for fault in faults(row))
+    assert "spills" in found and "moves data between threads" in found
+
+
+def test_what_is_read_from_ptx() -> None:
+    script = runpy.run_path(str(SCRIPT))
+    ptx = """
+      st.shared.v4.b32 [%r1], {%r2, %r3, %r4, %r5};
+      @%p1 bra $L__BB0_3;
+    $L__BB0_2:  // %loop
+      bar.sync 0;
+      @%p2 ld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1];
+      shfl.sync.bfly.b32 %r6, %r7, 16, 31, -1;
+      @%p3 ld.global.L1::evict_first.L2::cache_hint.v2.b64 { %rd1, %rd2 }, [ %rd3 + 0 ], %rd4;
+      ld.global.L1::evict_first.b32 %r8, [ %rd5 + 0 ];
+      ld.global.v4.b32 { %r9, %r10, %r11, %r12 }, [ %rd6 + 0 ];
+      @%p4 bra $L__BB0_2;
+    $L__BB0_3:
+      bar.sync 0;
+    """
+    loops = script["inside_loops"](ptx)
+    assert len(loops) == 7
+    assert script["exchanges"](loops) == 3
+    assert script["streamed_loads"](ptx) == {16: 1, 4: 1}
+
+
+def test_every_fault_is_seen() -> None:
+    good = {
+        "kernel": "spmv",
+        "variant": "lane_row",
+        "config": {"pdl": 1},
+        "value_bytes": 32,
+        "stack": 0,
+        "local": 0,
+        "exchanges_in_loops": 0,
+        "streamed_loads": {"4": 2, "16": 4},
+        "waits": 1,
+    }
+    dense = good | {"kernel": "dense", "variant": "gemv", "value_bytes": None, "streamed_loads": {"16": 8}}
+    for row in (good, dense, good | {"streamed_loads": {"16": 4}}, good | {"variant": "portable", "streamed_loads": {"4": 1, "2": 16}}):
+        assert faults(row) == []
+    for row, message in (
+        (good | {"stack": 8}, "spills: 8 bytes of stack"),
+        (good | {"local": 16}, "16 of local memory"),
+        (dense | {"exchanges_in_loops": 5}, "moves data between threads"),
+        (good | {"waits": 0}, "0 waits"),
+        (good | {"streamed_loads": {"4": 2, "8": 8}}, "not all values"),
+        (good | {"streamed_loads": {"4": 2, "8": 2, "16": 3}}, "not all values"),
+        (good | {"streamed_loads": {}}, "not all values"),
+        (dense | {"streamed_loads": {"8": 2, "16": 7}}, "not all values"),
+    ):
+        (fault,) = faults(row)
+        assert message in fault
