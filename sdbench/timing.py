@@ -78,14 +78,11 @@ def measure(
     return summarise(samples)
 
 
-def graph_times(calls: Sequence[Callable[[], object]], *, replays: int = 20) -> Times | None:
-    """Microseconds a call, all calls captured in order in one CUDA graph, so that launch overhead on the host is out.
-
-    Each call should read a weight copy of its own, enough of them to exceed the L2 (see :func:`copies_needed`).
+def capture(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    """All calls in order in one CUDA graph; each is made once before, uncaptured.
 
     Args:
         calls: Callables that launch on the current stream.
-        replays: Timed replays; one more before them is not timed.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -97,6 +94,19 @@ def graph_times(calls: Sequence[Callable[[], object]], *, replays: int = 20) -> 
     with torch.cuda.graph(graph, stream=stream):
         for call in calls:
             call()
+    return graph
+
+
+def graph_times(calls: Sequence[Callable[[], object]], *, replays: int = 20) -> Times | None:
+    """Microseconds a call, all calls captured in order in one CUDA graph, so that launch overhead on the host is out.
+
+    Each call should read a weight copy of its own, enough of them to exceed the L2 (see :func:`copies_needed`).
+
+    Args:
+        calls: Callables that launch on the current stream.
+        replays: Timed replays; one more before them is not timed.
+    """
+    graph = capture(calls)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     samples = []
     for replay in range(replays + 1):
