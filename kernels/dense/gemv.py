@@ -87,15 +87,15 @@ def launch(weight: Tensor, x: Tensor, y: Tensor, config: Config) -> Tensor:
 
 
 def space(problem: Problem) -> list[Config]:
-    """Tiles of 8 to 64 weights a thread that leave at least two programs an SM."""
+    """Tiles of 8 to 32 weights a thread that leave at least two programs an SM."""
     return [
         {"block_out": block_out, "block_k": block_k, "num_warps": num_warps, "depth": depth, "pdl": pdl}
         for block_out in (2, 4, 8)
-        for block_k in (256, 512, 1024, 2048)
+        for block_k in (512, 1024, 2048)
         for num_warps in (1, 2, 4, 8)
         for depth in (1, 2)
-        for pdl in ((0, 1, 2) if problem.dependent_launch else (0,))
-        if 8 <= block_out * block_k / (32 * num_warps) <= 64
+        for pdl in ((1, 2) if problem.dependent_launch else (0,))
+        if 8 <= block_out * block_k / (32 * num_warps) <= 32
         and problem.out_features / block_out >= 2 * problem.sm_count
         and block_k < 2 * problem.in_features
     ] or [default(problem)]

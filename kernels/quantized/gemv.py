@@ -141,7 +141,7 @@ def space(problem: Problem) -> list[Config]:
         for block_out in (1, 2, 4, 8)
         for num_warps in (1, 2, 4, 8)
         for depth in (1, 2)
-        for pdl in ((0, 1, 2) if problem.dependent_launch else (0,))
+        for pdl in ((1, 2) if problem.dependent_launch else (0,))
         if problem.out_features / block_out >= 2 * problem.sm_count and 128 * num_warps < 2 * words_of(problem.in_features)
     ] or [default(problem)]
 

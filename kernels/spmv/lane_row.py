@@ -200,17 +200,22 @@ def constraint(problem: Problem) -> str | None:
     return None
 
 
+_TILES = ((8, 32), (8, 64), (16, 8), (16, 16), (16, 32), (32, 4), (32, 8), (32, 16))
+
+
 def _space(problem: Problem, splits: tuple[int, ...]) -> list[Config]:
     launches = (0, AT_START, AT_END) if problem.dependent_launch else (0,)
     return [
         {"block_out": block_out, "block_words": block_words, "splits": split, "depth": depth, "pdl": pdl}
-        for block_out, block_words in ((8, 16), (8, 32), (8, 64), (16, 8), (16, 16), (16, 32), (16, 64), (32, 4), (32, 8), (32, 16))
+        for block_out, block_words in _TILES
         for split in splits
         for depth in (1, 2)
         # Dependent launch gains where a launch is short; a matrix that fills the device several times over can lose by it.
         for pdl in launches
-        if problem.words >= split * block_words * depth
-        and 8 <= triton.cdiv(problem.out_features, block_out) * split * block_out * block_words / 32 / problem.sm_count <= 100
+        # Splits of one length, or the kernel must ask of every word whether it is there.
+        if problem.words % split == 0
+        and problem.words >= split * block_words * depth
+        and 8 <= triton.cdiv(problem.out_features, block_out) * split * block_out * block_words / 32 / problem.sm_count <= 200
         # Two words ahead cost registers that many warps an SM do not have.
         and (depth == 1 or split == 1)
     ]
@@ -218,12 +223,14 @@ def _space(problem: Problem, splits: tuple[int, ...]) -> list[Config]:
 
 def space(problem: Problem) -> list[Config]:
     """Tiles that give the device a sensible number of warps; K is split where rows are few against columns."""
-    return _space(problem, (1, 2, 4, 5, 8, 19)) or [default(problem)]
+    few_rows = problem.in_features > 2 * problem.out_features
+    return _space(problem, (1, 4, 8, 19) if few_rows else (1,)) or [default(problem)]
 
 
 def partial_space(problem: Problem) -> list[Config]:
-    """The same with K split: without a second step, splits are free."""
-    return _space(problem, (2, 4, 5, 8, 19)) or [partial_default(problem)]
+    """The same with K split: without a second step, splits are free. Consumers that add sums take part in dependent launch."""
+    configs = _space(problem, (2, 4, 5, 8, 19))
+    return [config for config in configs if config["pdl"] or not problem.dependent_launch] or [partial_default(problem)]
 
 
 def default(problem: Problem) -> Config:
