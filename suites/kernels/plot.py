@@ -81,13 +81,13 @@ def draw(rows: Sequence[Row], gpu: str) -> "Figure | None":
     Series are ``F.linear``, the fastest dense kernel of each shape, every other baseline, and the fastest SpMV of each pattern.
 
     Args:
-        rows: Result rows of the suite; those without a timing or a passed check are left out.
+        rows: Result rows of the suite; those without a timing or a passed check are left out, and partial sums, which are no product yet.
         gpu: The GPU's name, for the title.
 
     Returns:
         None where no row is left.
     """
-    timed = [row for row in rows if row["us"] and row["outcome"] == "correct"]
+    timed = [row for row in rows if row["us"] and row["outcome"] == "correct" and row["kernel"] != "spmv_partial"]
     if not timed:
         return None
     from matplotlib.figure import Figure
