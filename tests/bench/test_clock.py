@@ -52,6 +52,7 @@ def test_product(us, time_calls, monkeypatch):
 '''
 
 
+@pytest.mark.slow
 def test_a_round_is_the_device_time_of_one_call(tmp_path: Path) -> None:
     """CASES 18: warm-up apart, completion included; with ``--benchmark-save`` and ``--benchmark-compare``."""
     shutil.copy(CONFTEST, tmp_path)
