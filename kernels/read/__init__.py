@@ -1,23 +1,31 @@
 """A kernel that only reads: the device's read bandwidth at a byte count, which every roofline is a fraction of."""
 
+import itertools
 from functools import cache
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from sdbench.kernels.launching import capability
 from sdbench.timing import copies_needed, graph_times
 
 
 @triton.jit
-def read_kernel(source_ptr, sink_ptr, elements, per_program, BLOCK: tl.constexpr):
+def read_kernel(source_ptr, sink_ptr, elements, per_program, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Sums a slice of int32 a program; the sum is stored so that no load can be dropped."""
+    if PDL:
+        gdc_launch_dependents()
     start = tl.program_id(0).to(tl.int64) * per_program
     offsets = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.int32)
     for step in range(0, per_program, BLOCK):
         index = start + step + offsets
         total += tl.load(source_ptr + index, mask=index < elements, other=0, eviction_policy="evict_first")
+    if PDL:
+        # The launch before writes the same sums; its reads need not be over for these to begin.
+        gdc_wait()
     tl.store(sink_ptr + tl.program_id(0), tl.sum(total, 0))
 
 
@@ -28,7 +36,8 @@ _CONFIGS = [(block, warps, steps) for block, warps in ((2048, 4), (4096, 8), (40
 def read_bandwidth(nbytes: int, device: torch.device) -> float:
     """Measured read bandwidth, bytes a second: cold L2, one launch of ``nbytes``, the best of a few configs.
 
-    The launch's fixed ramp is included, as it is in every kernel that reads as much: small matrices cannot reach what large ones do.
+    The launch's fixed ramp is included, as it is in every kernel that reads as much: small matrices cannot reach what large ones do. Where
+    the device has dependent launch the reads of one launch may begin before the last one ends, as those of the kernels do.
 
     Args:
         nbytes: Bytes of one launch.
@@ -40,7 +49,8 @@ def read_bandwidth(nbytes: int, device: torch.device) -> float:
     elements = max(1, nbytes // 4)
     buffers = [torch.randint(0, 1 << 20, (elements,), dtype=torch.int32, device=device) for _ in range(copies_needed(nbytes, device))]
     best: float | None = None
-    for block, warps, steps in _CONFIGS:
+    launches = (False, True) if capability(device) >= 90 else (False,)
+    for (block, warps, steps), dependent in itertools.product(_CONFIGS, launches):
         programs = triton.cdiv(elements, block * steps)
         sink = torch.empty(programs, dtype=torch.int32, device=device)
 
@@ -51,8 +61,9 @@ def read_bandwidth(nbytes: int, device: torch.device) -> float:
             steps: int = steps,
             programs: int = programs,
             sink: torch.Tensor = sink,
+            dependent: bool = dependent,
         ) -> None:
-            read_kernel[(programs,)](buffer, sink, elements, block * steps, block, num_warps=warps)
+            read_kernel[(programs,)](buffer, sink, elements, block * steps, block, dependent, num_warps=warps, launch_pdl=dependent)
 
         call(buffers[0])
         if not torch.equal(sink.sum(dtype=torch.int32), buffers[0].sum(dtype=torch.int32)):
