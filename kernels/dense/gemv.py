@@ -95,7 +95,9 @@ def space(problem: Problem) -> list[Config]:
         for num_warps in (1, 2, 4, 8)
         for depth in (1, 2)
         for pdl in ((1, 2) if problem.dependent_launch else (0,))
-        if 8 <= block_out * block_k / (32 * num_warps) <= 32
+        # All warps lie along K, or Triton moves x through shared memory in every step.
+        if block_k >= 256 * num_warps
+        and 8 <= block_out * block_k / (32 * num_warps) <= 32
         and problem.out_features / block_out >= 2 * problem.sm_count
         and block_k < 2 * problem.in_features
     ] or [default(problem)]
