@@ -11,6 +11,11 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+def runs_triton(device: torch.device) -> bool:
+    """True where Triton kernels can run: on a GPU, or in the interpreter."""
+    return device.type == "cuda" or interpreted()
+
+
 def can_run(needs: str, device: torch.device) -> str | None:
     """Why a variant with these needs cannot run on the device, or None.
 
@@ -18,7 +23,7 @@ def can_run(needs: str, device: torch.device) -> str | None:
         needs: ``Variant.needs``.
         device: Where the operands live.
     """
-    if needs == "torch" or device.type == "cuda" or interpreted():
+    if needs == "torch" or runs_triton(device):
         return None
     return "needs a GPU, or Triton's interpreter (TRITON_INTERPRET=1)"
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sdbench.errors import SdbenchError
-from sdbench.kernels.launching import interpreted
+from sdbench.kernels.launching import runs_triton
 from sdbench.kernels.registry import Config
 
 _BLOCK = 128
@@ -93,7 +93,7 @@ def finish(sums: Tensor, y: Tensor, epilogue: Epilogue = NOTHING, dependent: boo
         dependent: Launch while the kernel that writes the sums still runs (programmatic dependent launch).
     """
     splits, out = sums.shape
-    if sums.device.type != "cuda" and not interpreted():
+    if not runs_triton(sums.device):
         return y.copy_(finish_reference(sums, epilogue))
     finish_kernel[(triton.cdiv(y.numel(), _BLOCK),)](
         sums, y if epilogue.bias is None else epilogue.bias, y if epilogue.residual is None else epilogue.residual, y,

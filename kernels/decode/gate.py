@@ -1,0 +1,56 @@
+"""SiLU(gate) * up from the partial sums of one product that holds both, with the norm's scalar applied first."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from sdbench.kernels.decode.norm import root
+from sdbench.kernels.launching import runs_triton
+
+_BLOCK = 128
+
+
+@triton.jit
+def gate_kernel(
+    sums_ptr, squares_ptr, y_ptr,
+    SIZE: tl.constexpr, SPLITS: tl.constexpr, HIDDEN: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_CEIL: tl.constexpr, EPS: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """y[i] = silu(r g[i]) * r u[i]; gate rows above up rows."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < SIZE
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    r = root(squares_ptr, HIDDEN, BLOCKS, BLOCKS_CEIL, EPS)
+    gate = tl.zeros([BLOCK], tl.float32)
+    up = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(SPLITS):
+        gate += tl.load(sums_ptr + split * 2 * SIZE + at, mask=inside, other=0.0)
+        up += tl.load(sums_ptr + (split * 2 + 1) * SIZE + at, mask=inside, other=0.0)
+    gate *= r
+    tl.store(y_ptr + at, gate * tl.sigmoid(gate) * (up * r), mask=inside)
+
+
+def gate(sums: Tensor, squares: Tensor, hidden: int, eps: float, y: Tensor, dependent: bool) -> None:
+    """Writes y.
+
+    Args:
+        sums: float32 ``[splits, 2 * size]`` of the product with gate rows above up rows.
+        squares: float32, of the norm before that product.
+        hidden: Size of that norm.
+        eps: Its epsilon.
+        y: float32 ``[size]``.
+        dependent: Programmatic dependent launch.
+    """
+    if not runs_triton(sums.device):
+        g, u = (sums.sum(0) * torch.rsqrt(squares.sum() / hidden + eps)).chunk(2)
+        torch.mul(torch.nn.functional.silu(g), u, out=y)
+        return
+    size, splits = y.numel(), sums.shape[0]
+    gate_kernel[(triton.cdiv(size, _BLOCK),)](
+        sums, squares, y, size, splits, hidden, squares.numel(), triton.next_power_of_2(squares.numel()), eps, _BLOCK, dependent,
+        launch_pdl=dependent,
+    )  # fmt: skip

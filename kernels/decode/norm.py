@@ -1,0 +1,116 @@
+"""RMSNorm with the residual add and the reading of partial sums, the division by the root left to the consumer.
+
+    h <- h + sum over splits of sums[split];   x = gamma * h;   squares[block] = sum over the block of h^2
+    RMSNorm(h) = x * r  with  r = 1 / sqrt(sum(squares) / size + eps)
+
+r is one scalar, so W RMSNorm(h) = r * (W x): nobody has to wait for it before the product, and no block for another. At the start of a step
+h is the token's row of the embedding.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from sdbench.kernels.launching import runs_triton
+
+BLOCK = 128
+MOST_BLOCKS = 256
+"""Consumers read all squares at once."""
+
+
+@triton.jit
+def norm_kernel(
+    h_ptr, sums_ptr, gamma_ptr, table_ptr, token_ptr, x_ptr, squares_ptr,
+    SIZE: tl.constexpr, SPLITS: tl.constexpr, EMBED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One block of the vector a program."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < SIZE
+    if PDL:
+        gdc_launch_dependents()
+    gamma = tl.load(gamma_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    if EMBED:
+        h = tl.load(table_ptr + tl.load(token_ptr) * SIZE + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        h = tl.load(h_ptr + at, mask=inside, other=0.0)
+    for split in tl.static_range(SPLITS):
+        h += tl.load(sums_ptr + split * SIZE + at, mask=inside, other=0.0)
+    tl.store(h_ptr + at, h, mask=inside)
+    tl.store(x_ptr + at, h * gamma, mask=inside)
+    tl.store(squares_ptr + tl.program_id(0), tl.sum(h * h, 0))
+
+
+@triton.jit
+def root(squares_ptr, SIZE: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_CEIL: tl.constexpr, EPS: tl.constexpr):
+    """r of the last norm."""
+    block = tl.arange(0, BLOCKS_CEIL)
+    total = tl.sum(tl.load(squares_ptr + block, mask=block < BLOCKS, other=0.0), 0)
+    return 1.0 / tl.sqrt(total / SIZE + EPS)
+
+
+def blocks(size: int) -> int:
+    """Elements of ``squares`` for a vector of ``size``."""
+    return triton.cdiv(size, BLOCK)
+
+
+def norm(h: Tensor, sums: Tensor | None, gamma: Tensor, x: Tensor, squares: Tensor, dependent: bool) -> None:
+    """Adds to the residual, in place, and prepares the next product's input.
+
+    Args:
+        h: float32 ``[size]``, the residual.
+        sums: float32 ``[splits, size]`` of the product before; None to add nothing.
+        gamma: ``[size]``, any float dtype.
+        x: float32 ``[size]``, written.
+        squares: float32 ``[blocks(size)]``, written.
+        dependent: Programmatic dependent launch.
+    """
+    if not runs_triton(h.device):
+        _finish(h if sums is None else h.add_(sums.sum(0)), gamma, x, squares)
+        return
+    _launch(h, sums, gamma, h, h, x, squares, False, dependent)
+
+
+def embed(token: Tensor, table: Tensor, h: Tensor, gamma: Tensor, x: Tensor, squares: Tensor, dependent: bool) -> None:
+    """The first norm of a step: h becomes the token's row.
+
+    Args:
+        token: int64 ``[1]``.
+        table: ``[vocabulary, size]``, any float dtype.
+        h: float32 ``[size]``, written.
+        gamma: As in :func:`norm`, like the rest.
+        x: float32 ``[size]``, written.
+        squares: float32 ``[blocks(size)]``, written.
+        dependent: Programmatic dependent launch.
+    """
+    if not runs_triton(h.device):
+        _finish(h.copy_(table[token[0]]), gamma, x, squares)
+        return
+    _launch(h, None, gamma, table, token, x, squares, True, dependent)
+
+
+def _launch(
+    h: Tensor,
+    sums: Tensor | None,
+    gamma: Tensor,
+    table: Tensor,
+    token: Tensor,
+    x: Tensor,
+    squares: Tensor,
+    embedding: bool,
+    dependent: bool,
+) -> None:
+    size = h.numel()
+    norm_kernel[(blocks(size),)](
+        h, h if sums is None else sums, gamma, table, token, x, squares,
+        size, 0 if sums is None else sums.shape[0], embedding, BLOCK, dependent, launch_pdl=dependent,
+    )  # fmt: skip
+
+
+def _finish(h: Tensor, gamma: Tensor, x: Tensor, squares: Tensor) -> None:
+    torch.mul(h, gamma.float(), out=x)
+    padded = torch.nn.functional.pad(h, (0, blocks(h.numel()) * BLOCK - h.numel()))
+    squares.copy_(padded.view(-1, BLOCK).square().sum(1))
