@@ -175,14 +175,14 @@ def rows_to_frame(rows: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
     return frame.where(frame.notna(), None)
 
 
-def write_csv(path: Path | str, frame: "pd.DataFrame") -> None:
-    """Writes a frame as CSV: texts quoted, lists and dicts as JSON, None empty."""
+def csv_text(frame: "pd.DataFrame") -> str:
+    """A frame as CSV: texts quoted, lists and dicts as JSON, None empty."""
     import pandas as pd
 
     cells = [[strict_json(cell) if isinstance(cell, list | dict) else cell for cell in row] for row in frame.itertuples(index=False)]
     # Without dtype=object pandas would turn the integers of a column with a gap into floats.
     texts = pd.DataFrame(cells, columns=frame.columns, dtype=object)
-    write_atomic(path, texts.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n"))
+    return texts.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
 
 
 def read_csv(path: Path | str) -> "pd.DataFrame":

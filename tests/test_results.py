@@ -22,13 +22,13 @@ from sdbench.errors import SdbenchError, UsageError
 from sdbench.results import (
     RunDirectory,
     append_jsonl,
+    csv_text,
     read_csv,
     read_jsonl,
     rows_to_frame,
     strict_json,
     with_status,
     write_atomic,
-    write_csv,
 )
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -215,7 +215,7 @@ def test_cases_19_texts_survive_json_and_csv(tmp_path: Path) -> None:
         append_jsonl(tmp_path / "rows.jsonl", row)
     back = read_jsonl(tmp_path / "rows.jsonl")
     assert back == rows
-    write_csv(tmp_path / "rows.csv", rows_to_frame(back))
+    write_atomic(tmp_path / "rows.csv", csv_text(rows_to_frame(back)))
     assert read_csv(tmp_path / "rows.csv").to_dict("records") == rows
 
 
@@ -223,13 +223,13 @@ def test_cases_19_texts_survive_json_and_csv(tmp_path: Path) -> None:
 @given(st.lists(st.fixed_dictionaries({"id": st.text(), "answer": st.text()}), min_size=1, max_size=5))
 def test_cases_19_any_text_survives_csv(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]]) -> None:
     file = tmp_path_factory.mktemp("csv") / "rows.csv"
-    write_csv(file, rows_to_frame(rows))
+    write_atomic(file, csv_text(rows_to_frame(rows)))
     assert read_csv(file).to_dict("records") == rows
 
 
 def test_csv_of_missing_and_nested_values(tmp_path: Path) -> None:
     rows = [{"n": 7, "us": {"p50": 1.5}, "ok": True}, {"n": None, "ids": [1, 2]}]
-    write_csv(tmp_path / "rows.csv", rows_to_frame(rows))
+    write_atomic(tmp_path / "rows.csv", csv_text(rows_to_frame(rows)))
     assert read_csv(tmp_path / "rows.csv").to_dict("records") == [
         {"n": "7", "us": '{"p50": 1.5}', "ok": "True", "ids": ""},
         {"n": "", "us": "", "ok": "", "ids": "[1, 2]"},

@@ -18,6 +18,8 @@ COMMANDS = {
     "e2e": "Calibrate, prune, decode and judge: dense, control and chosen arms in one table.",
     "kernels": "Check, search and time every SpMV variant on a model's shapes.",
     "tune": "Find the fastest right config of every kernel variant on this GPU, and keep it for all later runs.",
+    "report": "Show runs again: tables, sums and notes from their run directories.",
+    "compare": "Compare run NEW with run BASE: what is wrong now, what got worse, what got slower.",
     "split": "Split SOURCE into calibration and validation parts, pinned by a manifest.",
     "env": "Show what machine and software this is, as it stands in result files.",
 }
@@ -54,6 +56,8 @@ def group() -> None:
     sdbench e2e --calib decode          the whole answer, in one table
     sdbench kernels --pattern 2:4       the SpMV kernels alone
     sdbench tune --pattern 2:4          the best launch parameters for this GPU
+    sdbench report RUN                  the tables of a run again
+    sdbench compare BASE NEW            what got worse between two runs
     """
 
 

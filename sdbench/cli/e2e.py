@@ -7,6 +7,7 @@ from pathlib import Path
 import rich_click as click
 
 from sdbench.cli.options import device_option, json_option, output_option, run_directory
+from sdbench.cli.printing import print_report
 
 FILE = click.Path(path_type=Path)
 DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
@@ -91,9 +92,8 @@ def command(
     from sdbench.results import strict_json, write_atomic
     from sdbench.suites.e2e.data import load
     from sdbench.suites.e2e.options import DENSE, E2EOptions
-    from sdbench.suites.e2e.report import COLUMNS, document, markdown, notes, table_rows, wrong_calls
+    from sdbench.suites.e2e.report import report, wrong_calls
     from sdbench.suites.e2e.suite import run
-    from sdbench.tables import render_table
 
     target = resolve_device(device)
     spec = resolve_model(model, revision, target)
@@ -116,18 +116,19 @@ def command(
         progress.note(f"model: {spec.name} ({spec.reason})")
         progress.note(f"run directory: {output}")
         outcome = run(options, examples, directory, progress)
-        write_atomic(output / "report.md", markdown(options, outcome))
+        if directory:
+            directory.add_row({"record": "model", "model": spec.name, "reason": spec.reason})
+        found = report(options.arguments(), environment, outcome.arms, outcome.calibration, str(output), spec.reason)
+        write_atomic(output / "report.md", found.markdown())
         wrong = wrong_calls(outcome.arms)
         if wrong:
             raise CheckFailed("; ".join(wrong))
     if as_json:
-        sys.stdout.write(strict_json(document(options, outcome, environment, str(output)), indent=2) + "\n")
+        sys.stdout.write(strict_json(found.document, indent=2) + "\n")
     else:
-        render_table(COLUMNS, table_rows(outcome.arms), title=f"{spec.name}: dense against pruned, batch 1")
-        for line in notes(options, outcome):
-            print(line)
+        print_report(found)
         print(f"run directory: {output}")
     slow = [arm for arm in outcome.arms if arm["arm"] != DENSE and (arm["speedup"] or 0.0) < (min_speedup or 0.0)]
     if slow:
-        found = ", ".join(f"{arm['arm']} {arm['speedup']:.2f}" if arm["speedup"] else f"{arm['arm']} without a speed-up" for arm in slow)
-        raise SdbenchError(f"slower than --min-speedup {min_speedup:g}: {found}", ExitCode.SLOWER)
+        reached = ", ".join(f"{arm['arm']} {arm['speedup']:.2f}" if arm["speedup"] else f"{arm['arm']} without a speed-up" for arm in slow)
+        raise SdbenchError(f"slower than --min-speedup {min_speedup:g}: {reached}", ExitCode.SLOWER)

@@ -8,8 +8,7 @@ from typing import Literal
 import rich_click as click
 
 from sdbench.cli.options import device_option, json_option, output_option, run_directory
-
-NO_GPU = "no CUDA device: every variant is checked in Triton's interpreter on reduced shapes; there are no timings"
+from sdbench.cli.printing import print_report
 
 
 @click.command("kernels")
@@ -88,11 +87,10 @@ def command(
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import strict_json, write_atomic
-    from sdbench.suites.kernels.chain import chain_lines, require_chain, run_chains
-    from sdbench.suites.kernels.report import headline, markdown, notes, slowest_speedup, table
+    from sdbench.suites.kernels.chain import require_chain, run_chains
+    from sdbench.suites.kernels.report import NO_GPU, report, slowest_speedup
     from sdbench.suites.kernels.shapes import parse_shapes
-    from sdbench.suites.kernels.suite import SCHEMA, KernelRun, require_right, run
-    from sdbench.tables import render_table
+    from sdbench.suites.kernels.suite import KernelRun, require_right, run
 
     if plot:
         from sdbench.suites.kernels.plot import check_plot, save_plot
@@ -122,16 +120,13 @@ def command(
             progress.note(NO_GPU)
         rows = run(options, directory, progress)
         chains = run_chains(rows, options, chain, directory, progress)
+        found = report(arguments, environment, rows, chains)
         if output:
-            write_atomic(output / "report.md", markdown(rows) + "".join(f"- {line}\n" for line in chain_lines(chains)))
+            write_atomic(output / "report.md", found.markdown())
     if as_json:
-        sys.stdout.write(strict_json({"schema": SCHEMA, "environment": environment, "rows": rows, "chains": chains}, indent=2) + "\n")
+        sys.stdout.write(strict_json(found.document, indent=2) + "\n")
     else:
-        render_table(*table(rows), title="SpMV at batch 1 (* fastest correct variant of its kind)")
-        for line in (*headline(rows), *chain_lines(chains), *notes(rows)):
-            print(line)
-        if target.type == "cpu":
-            print(NO_GPU)
+        print_report(found)
     plotted = save_plot(plot, rows, environment["gpu"]["name"] if environment["gpu"] else "no GPU") if plot else True
     require_right(rows)
     if any(row["outcome"] == "incorrect" for row in chains):
@@ -140,5 +135,5 @@ def command(
         raise SdbenchError(f"nothing to plot in {plot}: no row has a timing", ExitCode.NOTHING_SELECTED)
     slowest = slowest_speedup(rows)
     if min_speedup is not None and (slowest is None or slowest < min_speedup):
-        found = "no timings" if slowest is None else f"{slowest:.2f} over the fastest dense"
-        raise SdbenchError(f"slower than --min-speedup {min_speedup:g}: {found}", ExitCode.SLOWER)
+        reached = "no timings" if slowest is None else f"{slowest:.2f} over the fastest dense"
+        raise SdbenchError(f"slower than --min-speedup {min_speedup:g}: {reached}", ExitCode.SLOWER)

@@ -7,6 +7,7 @@ from typing import Literal
 import rich_click as click
 
 from sdbench.cli.options import device_option, json_option, output_option, run_directory
+from sdbench.cli.printing import print_report
 
 NO_GPU = "tuning times configs, which takes a CUDA GPU; 'sdbench kernels' checks the default configs without one"
 
@@ -81,10 +82,10 @@ def command(
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import strict_json
+    from sdbench.suites.kernels.report import tune_report
     from sdbench.suites.kernels.shapes import parse_shapes
     from sdbench.suites.kernels.suite import require_right
-    from sdbench.suites.kernels.tune import COLUMNS, SCHEMA, TuneRun, cells, export, run
-    from sdbench.tables import render_table
+    from sdbench.suites.kernels.tune import TuneRun, export, run
 
     parsed = list(dict.fromkeys(Pattern.parse(text) for text in patterns))
     options = TuneRun(parsed, parse_shapes(shapes), resolve_dtype(dtype, target), target, variants, seed, effort, timeout)
@@ -107,9 +108,9 @@ def command(
             progress.note(f"{export(exported, rows, options)} choices merged into {exported}")
         if effort != "none":
             progress.note(f"choices are kept in {cache_folder()}")
+    found = tune_report(environment, rows)
     if as_json:
-        sys.stdout.write(strict_json({"schema": SCHEMA, "environment": environment, "rows": rows}, indent=2) + "\n")
+        sys.stdout.write(strict_json(found.document, indent=2) + "\n")
     else:
-        render_table(COLUMNS, cells(rows), title=f"Fastest right configs on {environment['gpu']['name']}")
-        print(f"{sum(row['compile_seconds'] for row in rows):.1f} s of compiling, in no figure above")
+        print_report(found)
     require_right(rows)

@@ -1,11 +1,12 @@
-"""The end-to-end table and its JSON document."""
+"""The end-to-end results as a table and its notes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from sdbench.suites.e2e.options import E2EOptions
-from sdbench.suites.e2e.suite import Outcome
-from sdbench.tables import Column, to_markdown
+from sdbench.results import with_status
+from sdbench.suites.runs import Report, Row, SavedRun, last_of, measured
+from sdbench.tables import Column
 
 SCHEMA = "sdbench.e2e/1"
 
@@ -22,26 +23,82 @@ COLUMNS = (
 )
 
 
-def table_rows(arms: Sequence[dict[str, Any]]) -> list[list[str]]:
+def of_run(run: SavedRun) -> Report:
+    """The report of a run directory of ``sdbench e2e``; arms that have answers and no rate yet stand under the table."""
+    arms = run.latest("arm", "arm")
+    calibration = [measured(row) for row in run.latest("calibration")]
+    model = run.latest("model")
+    made = report(
+        run.record.arguments,
+        run.now("environment"),
+        [measured(arm) for arm in arms],
+        calibration[0] if calibration else {},
+        str(run.path),
+        model[0]["reason"] if model else None,
+    )
+    lines = list(made.lines)
+    attempts = {arm["arm"]: arm.get("attempt") for arm in arms}
+    if len(set(attempts.values())) > 1:
+        told = ", ".join(f"{name} in attempt {attempt}" for name, attempt in attempts.items())
+        lines.append(f"arms were measured in different attempts, and a speed-up is over the dense arm of its own: {told}")
+    answers = [sample["arm"] for sample in last_of(run.samples, "arm", "example")]
+    lines += [f"{name}: {answers.count(name)} answers, not judged yet" for name in dict.fromkeys(answers) if name not in attempts]
+    return replace(made, lines=lines)
+
+
+def report(
+    arguments: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    arms: Sequence[Row],
+    calibration: Mapping[str, Any],
+    run_dir: str,
+    model_reason: str | None,
+) -> Report:
+    """What ``sdbench e2e`` shows.
+
+    Args:
+        arguments: The run's, as ``run.json`` has them.
+        environment: The machine.
+        arms: One record an arm, dense first.
+        calibration: How the statistics came about.
+        run_dir: The run directory.
+        model_reason: Why it is this model; None where a run directory of an older version does not say.
+    """
+    document = {
+        "schema": SCHEMA,
+        "model": arguments["model"],
+        "model_reason": model_reason,
+        "environment": environment,
+        "run_dir": run_dir,
+        "options": arguments,
+        "calibration": with_status(calibration),
+        "arms": [with_status(arm) for arm in arms],
+    }
+    lines = notes(arguments, arms, calibration) if arms else []
+    title = f"{arguments['model']}: dense against pruned, batch 1"
+    return Report(title, COLUMNS, table_rows(arms), lines, document, arms)
+
+
+def table_rows(arms: Sequence[Row]) -> list[list[str]]:
     """Formatted cells, a row an arm."""
     return [_cells(arm) for arm in arms]
 
 
-def notes(options: E2EOptions, outcome: Outcome) -> list[str]:
+def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mapping[str, Any]) -> list[str]:
     """Lines under the table: what was run, and why a figure is missing."""
-    arms = outcome.arms
     lines = [
-        f"pattern {options.pattern} ({options.method}), prefill on {options.prefill} weights",
-        f"match, EOS and cut off (at {options.max_tokens} tokens) from answer runs; tok/s at exactly {options.equal_tokens} tokens on "
-        f"every arm, median of {options.rate_repeats}; x dense is the speed-up over the fastest dense baseline",
+        f"pattern {arguments['pattern']} ({arguments['method']}), prefill on {arguments['prefill']} weights",
+        f"match, EOS and cut off (at {arguments['max_tokens']} tokens) from answer runs; tok/s at exactly {arguments['equal_tokens']} "
+        f"tokens on every arm, median of {arguments['rate_repeats']}; x dense is the speed-up over the fastest dense baseline",
     ]
     spreads = [(arm["arm"], arm["decode_rate_spread"]) for arm in arms if arm["decode_rate_spread"]]
-    lines.append("tok/s, p20 to p80: " + ", ".join(f"{name} {spread['p20']:.1f} to {spread['p80']:.1f}" for name, spread in spreads))
-    sources = outcome.calibration.get("sources") or {}
+    if spreads:
+        lines.append("tok/s, p20 to p80: " + ", ".join(f"{name} {spread['p20']:.1f} to {spread['p80']:.1f}" for name, spread in spreads))
+    sources = calibration.get("sources") or {}
     if sources:
         rows = ", ".join(f"{name} {entry['rows']} of {entry['rows_available']}" for name, entry in sources.items())
         lines.append(f"calibration rows a layer, equal on every arm: {rows}")
-    difference = outcome.calibration.get("replay_difference")
+    difference = calibration.get("replay_difference")
     if difference is not None:
         lines.append(f"decode statistics are replayed; on the first example live decode steps differ by {difference:.1e}")
     path, path_reason = arms[0]["path"], arms[0]["path_reason"]
@@ -68,27 +125,7 @@ def notes(options: E2EOptions, outcome: Outcome) -> list[str]:
     return lines
 
 
-def document(options: E2EOptions, outcome: Outcome, environment: dict[str, Any], run_dir: str | None) -> dict[str, Any]:
-    """The run as one JSON document."""
-    return {
-        "schema": SCHEMA,
-        "model": options.spec.name,
-        "model_reason": options.spec.reason,
-        "environment": environment,
-        "run_dir": run_dir,
-        "options": options.arguments(),
-        "calibration": outcome.calibration,
-        "arms": outcome.arms,
-    }
-
-
-def markdown(options: E2EOptions, outcome: Outcome) -> str:
-    """The table and its notes, for a job summary or a pull request."""
-    lines = "".join(f"- {line}\n" for line in notes(options, outcome))
-    return f"### {options.spec.name}: dense against pruned, batch 1\n\n{to_markdown(COLUMNS, table_rows(outcome.arms))}\n{lines}"
-
-
-def wrong_calls(arms: Sequence[dict[str, Any]]) -> list[str]:
+def wrong_calls(arms: Sequence[Row]) -> list[str]:
     """Arms whose SpMV launches are not pruned linears x decode steps, one line each."""
     return [
         f"{arm['arm']}: {arm['kernel_calls']} kernel calls, {arm['expected_kernel_calls']} expected"
@@ -97,7 +134,7 @@ def wrong_calls(arms: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _cells(arm: dict[str, Any]) -> list[str]:
+def _cells(arm: Row) -> list[str]:
     def of(key: str) -> str:
         return "-" if arm[key] is None else f"{arm[key]}/{arm['examples']}"
 

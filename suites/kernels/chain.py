@@ -126,21 +126,6 @@ def chain_rows(rows: Sequence[Row], options: Measurement, layers: int, kept: Seq
         yield row
 
 
-def chain_lines(rows: Sequence[Row]) -> list[str]:
-    """One line a chain, for the table's foot."""
-    lines = []
-    for row in rows:
-        name = {"linear": "F.linear", "dense": "fastest dense"}.get(row["variant"], row["pattern"] or "")
-        name += ", partial sums that nothing reads" if row["variant"] == "spmv_partial" else ""
-        if not row["us"]:
-            lines.append(f"chain of {row['layers']} layers, {name}: {row['outcome']} ({row['us_reason']})")
-            continue
-        speedup = row["speedup"]["dense"]
-        over = f", {speedup:.2f}x over the fastest dense" if speedup and row["pattern"] else ""
-        lines.append(f"chain of {row['layers']} layers, {name}: {row['us']['p50']:.0f} us{over}")
-    return lines
-
-
 def _fastest(rows: Sequence[Row], kind: str, pattern: str | None, layer: str) -> Row | None:
     kernel = "dense" if kind in BASELINE_CHAINS else kind
     timed = [

@@ -1,10 +1,16 @@
-"""The kernel suite's table."""
+"""The kernel suite's results as a table, sums and notes: a run's, and a tuner's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sdbench.tables import Column, to_markdown
+from sdbench.results import with_status
+from sdbench.suites.runs import Report, Row, SavedRun, measured
+from sdbench.tables import Column
+
+SCHEMA, TUNE_SCHEMA = "sdbench.kernels/1", "sdbench.tune/1"
+
+NO_GPU = "no CUDA device: every variant is checked in Triton's interpreter on reduced shapes; there are no timings"
 
 QUANTIZED = ("int8", "fp8")
 """Weight-only baselines. They stand beside the headline and not in it: it compares weights that keep their dtype."""
@@ -24,7 +30,67 @@ TIMES = (
 ERROR = (Column("error", figure=True),)
 
 
-def table(rows: Sequence[dict[str, Any]]) -> tuple[list[Column], list[list[str]]]:
+TUNE_COLUMNS = (
+    *KEYS[:-1],
+    Column("us", figure=True),
+    Column("p20-p80", figure=True),
+    Column("from"),
+    Column("best config"),
+    Column("configs by outcome"),
+)
+
+
+def of_run(run: SavedRun) -> Report:
+    """The report of a run directory of ``sdbench kernels``."""
+    chains = [measured(row) for row in run.latest("chain", "variant", "pattern", "layers")]
+    return report(run.record.arguments, run.now("environment"), judge(_results(run)), chains)
+
+
+def of_tune_run(run: SavedRun) -> Report:
+    """The report of a run directory of ``sdbench tune``."""
+    return tune_report(run.now("environment"), _results(run))
+
+
+def report(arguments: Mapping[str, Any], environment: Mapping[str, Any], rows: Sequence[Row], chains: Sequence[Row]) -> Report:
+    """What ``sdbench kernels`` shows.
+
+    Args:
+        arguments: The run's, as ``run.json`` has them.
+        environment: The machine.
+        rows: Result rows, judged.
+        chains: Rows of the chains.
+    """
+    columns, cells = table(rows)
+    lines = [*headline(rows), *chain_lines(chains), *notes(rows)]
+    if arguments["device"] == "cpu":
+        lines.append(NO_GPU)
+    document = {"schema": SCHEMA, "environment": environment, "rows": _plain(rows), "chains": _plain(chains)}
+    return Report("SpMV at batch 1 (* fastest correct variant of its kind)", columns, cells, lines, document, [*rows, *chains])
+
+
+def tune_report(environment: Mapping[str, Any], rows: Sequence[Row]) -> Report:
+    """What ``sdbench tune`` shows; problems that a variant does not take are left out.
+
+    Args:
+        environment: The machine.
+        rows: Result rows.
+    """
+    cells = [_tune_cells(row) for row in rows if row["outcome"] != "constraint"]
+    compiling = f"{sum(row['compile_seconds'] for row in rows):.1f} s of compiling, in no figure above"
+    document = {"schema": TUNE_SCHEMA, "environment": environment, "rows": _plain(rows)}
+    return Report(f"Fastest right configs on {environment['gpu']['name']}", TUNE_COLUMNS, cells, [compiling], document, rows)
+
+
+def judge(rows: Sequence[Row]) -> list[Row]:
+    """Adds the speed-ups over the baselines of the same run, and marks the fastest correct variant of each group.
+
+    Args:
+        rows: Result rows as a run directory holds them.
+    """
+    return [row | {"speedup": _speedup(row, rows), "best": _is_best(row, rows)} for row in rows]
+
+
+def table(rows: Sequence[Row]) -> tuple[list[Column], list[list[str]]]:
     """Columns and formatted cells, one row a (shape, pattern, variant), the baselines of a shape first.
 
     Without a single timing the columns of figures give way to the reduced shape that was checked.
@@ -39,12 +105,7 @@ def table(rows: Sequence[dict[str, Any]]) -> tuple[list[Column], list[list[str]]
     return columns, [[row[column.name] for column in columns] for row in cells]
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table, its sums and its notes, for a job summary or a pull request."""
-    return to_markdown(*table(rows)) + "".join(f"\n- {line}" for line in (*headline(rows), *notes(rows))) + "\n"
-
-
-def notes(rows: Sequence[dict[str, Any]]) -> list[str]:
+def notes(rows: Sequence[Row]) -> list[str]:
     """What the table does not show: why a variant was left out, and configs that failed though another one was right."""
     lines: dict[str, None] = {}
     for row in rows:
@@ -57,7 +118,22 @@ def notes(rows: Sequence[dict[str, Any]]) -> list[str]:
     return list(lines)
 
 
-def failures(rows: Sequence[dict[str, Any]]) -> list[str]:
+def chain_lines(rows: Sequence[Row]) -> list[str]:
+    """One line a chain, for the table's foot."""
+    lines = []
+    for row in rows:
+        name = {"linear": "F.linear", "dense": "fastest dense"}.get(row["variant"], row["pattern"] or "")
+        name += ", partial sums that nothing reads" if row["variant"] == "spmv_partial" else ""
+        if not row["us"]:
+            lines.append(f"chain of {row['layers']} layers, {name}: {row['outcome']} ({row['us_reason']})")
+            continue
+        speedup = row["speedup"]["dense"]
+        over = f", {speedup:.2f}x over the fastest dense" if speedup and row["pattern"] else ""
+        lines.append(f"chain of {row['layers']} layers, {name}: {row['us']['p50']:.0f} us{over}")
+    return lines
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
     """Variants without a single correct config though they take the problem, one line each."""
     failed = [row for row in rows if row["outcome"] not in ("correct", "constraint")]
     return [f"{_named(row)}: {row['outcome']} ({row['message']})" for row in failed]
@@ -84,7 +160,7 @@ class Sums:
     quantized: dict[str, float]
 
 
-def sums(rows: Sequence[dict[str, Any]]) -> list[Sums]:
+def sums(rows: Sequence[Row]) -> list[Sums]:
     """One sum a pattern; a pattern with an untimed shape has none."""
     shapes = {tuple(row["of_shape"]) for row in rows}
     timed = [row for row in rows if row["us"] and row["outcome"] == "correct"]
@@ -104,7 +180,7 @@ def sums(rows: Sequence[dict[str, Any]]) -> list[Sums]:
     return found
 
 
-def headline(rows: Sequence[dict[str, Any]]) -> list[str]:
+def headline(rows: Sequence[Row]) -> list[str]:
     """For each pattern the sum over the shapes against both dense baselines, and the sums of int8 and fp8; empty without timings."""
     lines = []
     for s in sums(rows):
@@ -119,23 +195,54 @@ def _against(total: float, s: Sums) -> str:
     return f"{total:.1f} us, {s.linear / total:.2f}x over F.linear, {s.dense / total:.2f}x over the fastest dense"
 
 
-def slowest_speedup(rows: Sequence[dict[str, Any]]) -> float | None:
+def slowest_speedup(rows: Sequence[Row]) -> float | None:
     """The smallest speed-up of a pattern's sum over the fastest dense; None without timings."""
     return min((s.dense / s.sparse for s in sums(rows)), default=None)
 
 
-def _named(row: dict[str, Any]) -> str:
+def _named(row: Row) -> str:
     name = row["variant"] + (" (sums)" if row["kernel"] == "spmv_partial" else "")
     return f"{name} on {row['layer']}" + (f" at {row['pattern']}" if row["pattern"] else "")
 
 
-def _sum_of_best(rows: Sequence[dict[str, Any]], shapes: set[tuple[int, ...]]) -> float | None:
+def _sum_of_best(rows: Sequence[Row], shapes: set[tuple[int, ...]]) -> float | None:
     best = [min((row["us"]["p50"] for row in rows if tuple(row["of_shape"]) == shape), default=None) for shape in shapes]
     times = [time for time in best if time is not None]
     return sum(times) if len(times) == len(shapes) else None
 
 
-def _cells(row: dict[str, Any]) -> dict[str, str]:
+def _results(run: SavedRun) -> list[Row]:
+    return [measured(row) for row in run.latest("result", "kernel", "variant", "pattern", "layer")]
+
+
+def _plain(rows: Sequence[Row]) -> list[Row]:
+    # The same document from a run directory, whose rows have their status already, as from memory.
+    return [with_status(row) for row in rows]
+
+
+def _speedup(row: Row, rows: Sequence[Row]) -> dict[str, float | None]:
+    baselines = {
+        (other["kernel"], other["variant"]): other["us"]["p50"]
+        for other in rows
+        if other["pattern"] is None and other["of_shape"] == row["of_shape"] and other["us"]
+    }
+    times = {
+        "linear": baselines.get(("dense", "linear")),
+        "dense": min((time for (kernel, _), time in baselines.items() if kernel == "dense"), default=None),
+        **{name: baselines.get(("quantized", name)) for name in QUANTIZED},
+    }
+    p50 = row["us"]["p50"] if row["us"] else None
+    return {name: time / p50 if time and p50 else None for name, time in times.items()}
+
+
+def _is_best(row: Row, rows: Sequence[Row]) -> bool:
+    kind = (row["kernel"], row["pattern"], row["of_shape"])
+    group = [other for other in rows if (other["kernel"], other["pattern"], other["of_shape"]) == kind]
+    right = [other["us"]["p50"] for other in group if other["us"] and other["outcome"] == "correct"]
+    return bool(row["us"] and right and row["us"]["p50"] == min(right))
+
+
+def _cells(row: Row) -> dict[str, str]:
     us, speedup = row["us"], row["speedup"]
     return {
         "layer": row["layer"],
@@ -149,5 +256,20 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
         "GB/s": f"{row['gbps']:.0f}" if row["gbps"] else "-",
         "% read roofline": f"{row['roofline'] * 100:.0f}" if row["roofline"] else "-",
         **{f"x {heading}": f"{speedup[name]:.2f}" if speedup.get(name) else "-" for name, heading in _OVER.items()},
-        "error": f"{row['error']:.1e}" if row["error"] is not None else "-",
+        "error": row.get("error_status", "-") if row["error"] is None else f"{row['error']:.1e}",
     }
+
+
+def _tune_cells(row: Row) -> list[str]:
+    us = row["us"]
+    return [
+        row["layer"],
+        "x".join(map(str, row["of_shape"])),
+        row["pattern"] or "dense",
+        f"{row['kernel']}/{row['variant']}",
+        f"{us['p50']:.2f}" if us else "-",
+        f"{us['p20']:.2f}-{us['p80']:.2f}" if us else "-",
+        row["config_source"],
+        " ".join(f"{name}={value}" for name, value in row["config"].items()) if row["outcome"] == "correct" else "-",
+        ", ".join(f"{count} {outcome}" for outcome, count in row["outcomes"].items()),
+    ]

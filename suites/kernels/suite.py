@@ -11,10 +11,8 @@ from sdbench.kernels.registry import Problem, Variant
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.kernels.measure import Measurement, Product, measure
-from sdbench.suites.kernels.report import QUANTIZED, failures
+from sdbench.suites.kernels.report import failures, judge
 from sdbench.suites.kernels.runner import Runner
-
-SCHEMA = "sdbench.kernels/1"
 
 PRUNED, UNPRUNED = ("spmv", "spmv_partial", "semi_structured"), ("dense", "quantized")
 """Kernels that multiply by a pruned weight, once a pattern, and those that multiply by the whole one, once a shape."""
@@ -57,7 +55,7 @@ def run(options: KernelRun, directory: RunDirectory | None, progress: Progress, 
         products += [(variant, name, None) for kernel in UNPRUNED for variant in registry.variants(kernel)]
         for pattern in options.patterns:
             products += [(variant, name, pattern) for variant in (*chosen, *registry.variants("semi_structured"))]
-    return _judge(measure(products, options, directory, progress, runner))
+    return judge(measure(products, options, directory, progress, runner))
 
 
 def require_right(rows: Sequence[dict[str, Any]]) -> None:
@@ -82,28 +80,3 @@ def _require_some(options: KernelRun, chosen: Sequence[Variant]) -> None:
             return
         refusals[f"{variant.name} at {pattern} {refusal}"] = None
     raise SdbenchError(f"nothing to run: {'; '.join(refusals) or 'no shape or no pattern'}", ExitCode.NOTHING_SELECTED)
-
-
-def _judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Adds the speed-ups over the baselines of the same run, and marks the fastest correct variant of each group."""
-    for row in rows:
-        baselines = {
-            (other["kernel"], other["variant"]): other["us"]["p50"]
-            for other in rows
-            if other["pattern"] is None and other["of_shape"] == row["of_shape"] and other["us"]
-        }
-        times = {
-            "linear": baselines.get(("dense", "linear")),
-            "dense": min((time for (kernel, _), time in baselines.items() if kernel == "dense"), default=None),
-            **{name: baselines.get(("quantized", name)) for name in QUANTIZED},
-        }
-        p50 = row["us"]["p50"] if row["us"] else None
-        row["speedup"] = {name: time / p50 if time and p50 else None for name, time in times.items()}
-        group = [
-            other
-            for other in rows
-            if (other["kernel"], other["pattern"], other["of_shape"]) == (row["kernel"], row["pattern"], row["of_shape"])
-        ]
-        right = [other["us"]["p50"] for other in group if other["us"] and other["outcome"] == "correct"]
-        row["best"] = bool(p50 and right and p50 == min(right))
-    return rows

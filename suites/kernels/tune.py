@@ -14,21 +14,6 @@ from sdbench.results import RunDirectory
 from sdbench.suites.kernels.measure import Measurement, Product, choice_of, measure
 from sdbench.suites.kernels.runner import Runner
 from sdbench.suites.kernels.suite import PRUNED, UNPRUNED
-from sdbench.tables import Column
-
-SCHEMA = "sdbench.tune/1"
-
-COLUMNS = (
-    Column("layer", key=True),
-    Column("shape", key=True),
-    Column("pattern", key=True),
-    Column("variant", key=True),
-    Column("us", figure=True),
-    Column("p20-p80", figure=True),
-    Column("from"),
-    Column("best config"),
-    Column("configs by outcome"),
-)
 
 
 def tunable() -> list[Variant]:
@@ -100,22 +85,3 @@ def export(path: Path, rows: Sequence[dict[str, Any]], options: TuneRun) -> int:
             choices.append(choice_of(key, row["config"], row["us"], options.effort, row["outcomes"]))
     tuned.export(path, capability(options.device), choices)
     return len(choices)
-
-
-def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """The table's cells, a row a (variant, shape, pattern); problems that a variant does not take are left out."""
-    return [
-        [
-            row["layer"],
-            "x".join(map(str, row["of_shape"])),
-            row["pattern"] or "dense",
-            f"{row['kernel']}/{row['variant']}",
-            f"{row['us']['p50']:.2f}" if row["us"] else "-",
-            f"{row['us']['p20']:.2f}-{row['us']['p80']:.2f}" if row["us"] else "-",
-            row["config_source"],
-            " ".join(f"{name}={value}" for name, value in row["config"].items()) if row["outcome"] == "correct" else "-",
-            ", ".join(f"{count} {outcome}" for outcome, count in row["outcomes"].items()),
-        ]
-        for row in rows
-        if row["outcome"] != "constraint"
-    ]

@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from sdbench.suites.kernels.report import headline, slowest_speedup, sums, table
-from sdbench.suites.kernels.suite import _judge
+from sdbench.suites.kernels.report import headline, judge, slowest_speedup, sums, table
 from sdbench.tables import render_table
 
 TIMES = {
@@ -41,7 +40,7 @@ def row(kernel: str, variant: str, p50: float | None, layer: str = "qkv", shape:
 def run(*missing: str) -> list[dict[str, Any]]:
     rows = [row(*name, time) for name, time in TIMES.items()]
     rows += [row(*name, None if name[1] in missing else 2 * time, "o", (2560, 4096)) for name, time in TIMES.items()]
-    return _judge(rows)
+    return judge(rows)
 
 
 def find(rows: list[dict[str, Any]], variant: str, layer: str) -> dict[str, Any]:

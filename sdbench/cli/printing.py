@@ -1,0 +1,30 @@
+"""Reports on a terminal, in a pipe or in a file."""
+
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from sdbench.suites.runs import Report
+
+NOTHING = "nothing is measured yet"
+
+
+def print_report(report: "Report", file: TextIO | None = None) -> None:
+    """Prints header, table and lines.
+
+    Args:
+        report: What to print.
+        file: Where to; None for standard output, whose table is as wide as its terminal.
+    """
+    from rich.console import Console
+
+    from sdbench.tables import PIPE_WIDTH, render_table
+
+    for line in report.header:
+        print(line, file=file)
+    if report.cells:
+        console = Console(file=file, width=PIPE_WIDTH) if file else None
+        render_table(report.columns, report.cells, title=report.title, console=console)
+    else:
+        print(f"{report.title}: {NOTHING}", file=file)
+    for line in report.lines:
+        print(line, file=file)

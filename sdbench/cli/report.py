@@ -1,0 +1,94 @@
+"""``sdbench report``: the tables of finished and unfinished runs."""
+
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TextIO
+
+import rich_click as click
+
+from sdbench.cli.printing import print_report
+
+if TYPE_CHECKING:
+    from sdbench.suites.runs import Report
+
+ONE_RUN = ("csv", "json")
+"""Formats in which two runs would make a file that nothing reads."""
+
+
+@click.command("report")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "markdown", "csv", "json"]),
+    default="text",
+    show_default=True,
+    help="text as the command printed it; markdown for a job summary; csv with a line a result and all digits; json as the command's own.",
+)
+@click.option("--output", type=click.Path(path_type=Path), help="Write to this file.  [default: standard output]")
+@click.option("--force", is_flag=True, help="Replace the --output file if it is there.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Also draw the kernel run's time over bytes read; .png, .svg or .pdf.")
+def command(
+    runs: tuple[Path, ...], form: Literal["text", "markdown", "csv", "json"], output: Path | None, force: bool, plot: Path | None
+) -> None:
+    """Show runs again: tables, sums and notes from their run directories.
+
+    RUN is a folder that --output of e2e, kernels or tune wrote. Above each table stands what ran where, at which commit, and how it ended;
+    a run that failed, was interrupted or is still going on is shown as far as it got, and says so. Nothing is measured.
+
+    \b
+    sdbench report run
+    sdbench report results/nvidia-h200/*/* --format markdown >> $GITHUB_STEP_SUMMARY
+    sdbench report run --format csv --output rows.csv
+    sdbench report run --plot roofline.svg
+    """
+    from sdbench.errors import ExitCode, SdbenchError, UsageError
+    from sdbench.results import write_atomic
+    from sdbench.suites.reports import render
+    from sdbench.suites.runs import read_run
+
+    if len(runs) > 1 and form in ONE_RUN:
+        raise UsageError(f"--format {form} holds one run, and {len(runs)} are given; call it once for each")
+    saved = [read_run(path) for path in runs]
+    reports = [render(run) for run in saved]
+    if output and output.exists() and not force:
+        raise UsageError(f"--output {output} is there already; --force replaces it")
+    if plot:
+        from sdbench.suites.kernels.plot import check_plot, save_plot
+
+        check_plot(plot)
+        kernels = [(run, report) for run, report in zip(saved, reports, strict=True) if run.record.command == "kernels"]
+        if len(kernels) != 1:
+            raise UsageError(f"--plot draws one run of 'sdbench kernels', and {len(kernels)} are given")
+    if output:
+        try:
+            write_atomic(output, _text(reports, form))
+        except OSError as error:
+            raise SdbenchError(f"cannot write {output}: {error.strerror}") from error
+    elif form == "text":
+        _show(reports)
+    else:
+        sys.stdout.write(_text(reports, form))
+    if plot and not save_plot(plot, kernels[0][1].document["rows"], kernels[0][0].place):
+        raise SdbenchError(f"nothing to plot in {plot}: no row has a timing", ExitCode.NOTHING_SELECTED)
+
+
+def _text(reports: "list[Report]", form: str) -> str:
+    from sdbench.results import strict_json
+
+    if form == "markdown":
+        return "\n".join(report.markdown() for report in reports)
+    if form == "text":
+        file = StringIO()
+        _show(reports, file)
+        return file.getvalue()
+    (report,) = reports
+    return report.csv() if form == "csv" else strict_json(report.document, indent=2) + "\n"
+
+
+def _show(reports: "list[Report]", file: TextIO | None = None) -> None:
+    for number, report in enumerate(reports):
+        if number:
+            print(file=file)
+        print_report(report, file)

@@ -1,0 +1,318 @@
+"""Two runs of one command, row by row: what is wrong now, what got worse or slower beyond noise, what is in one of them alone.
+
+A time counts as slower when it is longer by more than the threshold *and* the 20th to 80th percentiles of both runs do not touch. Answer
+match and EOS completion count as worse when McNemar's exact test over the examples that both runs judged gives p < 0.05; without common
+examples nothing is concluded.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal, get_args
+
+from sdbench.errors import ExitCode, SdbenchError, UsageError
+from sdbench.suites.runs import Row, SavedRun, last_of
+from sdbench.tables import Column
+
+SCHEMA = "sdbench.compare/1"
+ALPHA = 0.05
+
+Verdict = Literal["broken", "worse", "slower", "only in BASE", "no ratio", "only in NEW", "better", "faster", "same"]
+"""By severity. "broken" was correct before; "worse" and "better" are about answers; "no ratio" has its reason beside it."""
+
+REGRESSIONS: tuple[Verdict, ...] = ("broken", "worse", "slower")
+
+KEYS = {
+    "result": ("kernel", "variant", "pattern", "layer", "of_shape", "dtype"),
+    "chain": ("kernel", "variant", "pattern", "layers"),
+    "arm": ("arm", "pattern", "method"),
+}
+"""Kind of row -> the fields that say what was measured."""
+
+COMMANDS = {"kernels": ("result", "chain"), "tune": ("result",), "e2e": ("arm",)}
+"""Command -> the kinds of its rows."""
+
+COLUMNS = (
+    Column("verdict", key=True),
+    Column("row", key=True),
+    Column("figure", key=True),
+    Column("BASE", figure=True),
+    Column("p20-p80", figure=True),
+    Column("NEW", figure=True),
+    Column("p20-p80", figure=True),
+    Column("x BASE", figure=True),
+    Column("why"),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One figure of a row in both runs.
+
+    Attributes:
+        verdict: What became of it.
+        key: The row's key, by field; empty for the run as a whole.
+        figure: What is compared: "us", "tok/s", "answer match", "EOS", "outcome".
+        base: In BASE: a median, a count, or an outcome.
+        new: In NEW.
+        base_spread: 20th and 80th percentile in BASE.
+        new_spread: Those in NEW.
+        ratio: Speed of NEW over that of BASE, above 1 for faster.
+        reason: Why there is no ratio, or what the verdict rests on.
+    """
+
+    verdict: Verdict
+    key: Row
+    figure: str
+    base: float | str | None = None
+    new: float | str | None = None
+    base_spread: tuple[float, float] | None = None
+    new_spread: tuple[float, float] | None = None
+    ratio: float | None = None
+    reason: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The key in one text."""
+        parts = ["x".join(map(str, value)) if isinstance(value, list) else str(value) for value in self.key.values() if value is not None]
+        return " ".join(parts) or "the whole run"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What :func:`compare` found.
+
+    Attributes:
+        base: The run that is compared with.
+        new: The run in question.
+        fail_over: Slow-down, as a fraction of BASE's time, up to which it is noise.
+        warnings: What makes the two hard to compare.
+        findings: By severity.
+    """
+
+    base: SavedRun
+    new: SavedRun
+    fail_over: float
+    warnings: Sequence[str]
+    findings: Sequence[Finding]
+
+    @property
+    def regressions(self) -> list[Finding]:
+        """Findings that fail the comparison."""
+        return [finding for finding in self.findings if finding.verdict in REGRESSIONS]
+
+    def cells(self) -> list[list[str]]:
+        """Cells of the table, a row a finding."""
+        return [
+            [
+                found.verdict,
+                found.label,
+                found.figure,
+                _shown(found.base),
+                _range(found.base_spread),
+                _shown(found.new),
+                _range(found.new_spread),
+                "-" if found.ratio is None else f"{found.ratio:.3f}",
+                found.reason or "",
+            ]
+            for found in self.findings
+        ]
+
+    def lines(self) -> list[str]:
+        """What stands under the table."""
+        counts = [f"{sum(f.verdict == verdict for f in self.findings)} {verdict}" for verdict in get_args(Verdict)]
+        lines = [", ".join(text for text in counts if not text.startswith("0 "))]
+        linear = [found.ratio for found in self.findings if found.key.get("variant") == "linear" and found.ratio]
+        if linear:
+            lines.append(
+                f"F.linear, which is not sdbench's, runs at {median(linear):.3f}x its speed in BASE: so much is the machine or torch"
+            )
+        return lines
+
+    def document(self) -> Row:
+        """The comparison as one JSON document."""
+        runs = {name: {"path": str(run.path), "outcome": run.record.outcome} for name, run in (("base", self.base), ("new", self.new))}
+        return {
+            "schema": SCHEMA,
+            "command": self.new.record.command,
+            **runs,
+            "fail_over": self.fail_over,
+            "regressions": len(self.regressions),
+            "warnings": list(self.warnings),
+            "rows": [asdict(found) for found in self.findings],
+        }
+
+
+def compare(base: SavedRun, new: SavedRun, fail_over: float) -> Comparison:
+    """Compares two runs of one command.
+
+    Args:
+        base: The run to compare with.
+        new: The run in question.
+        fail_over: Slow-down, as a fraction of BASE's time, up to which it is noise.
+
+    Raises:
+        UsageError: They are runs of different commands, or of one without comparable rows.
+        SdbenchError: They have no row in common (exit code 5).
+    """
+    command = base.record.command
+    if new.record.command != command:
+        raise UsageError(
+            f"{base.path} is a run of 'sdbench {command}' and {new.path} of 'sdbench {new.record.command}'; compare like with like"
+        )
+    if command not in COMMANDS:
+        raise UsageError(
+            f"{base.path} holds a run of 'sdbench {command}', which has no rows to compare; those that do: {', '.join(COMMANDS)}"
+        )
+    findings: list[Finding] = []
+    common = 0
+    for kind in COMMANDS[command]:
+        names = KEYS[kind]
+        before, after = (
+            {
+                tuple(map(str, key.values())): (key, row)
+                for row in run.latest(kind, *names)
+                if (key := {name: row.get(name) for name in names})
+            }
+            for run in (base, new)
+        )
+        common += len(before.keys() & after.keys())
+        figure = "tok/s" if kind == "arm" else "us"
+        for found, (key, _) in (before | after).items():
+            if found not in after:
+                findings.append(Finding("only in BASE", key, figure, base=_outcome(before[found][1])))
+            elif found not in before:
+                findings.append(Finding("only in NEW", key, figure, new=_outcome(after[found][1])))
+            else:
+                findings += _of_row(key, before[found][1], after[found][1], base, new, fail_over)
+    if not common:
+        raise SdbenchError(f"{base.path} and {new.path} have no row in common: nothing to compare", ExitCode.NOTHING_SELECTED)
+    if base.record.outcome == "complete" != new.record.outcome:
+        findings.append(Finding("broken", {}, "outcome", "complete", new.record.outcome, reason=new.record.outcome_reason))
+    severity = {verdict: number for number, verdict in enumerate(get_args(Verdict))}
+    findings.sort(key=lambda found: (severity[found.verdict], math.inf if found.ratio is None else found.ratio))
+    return Comparison(base, new, fail_over, _warnings(base, new), findings)
+
+
+def mcnemar(lost: int, gained: int) -> float:
+    """Two-sided p of McNemar's exact test: how likely so uneven a split of the changed examples is, were each as likely to go either way.
+
+    Args:
+        lost: Examples right in BASE alone.
+        gained: Examples right in NEW alone.
+    """
+    changed = lost + gained
+    tail = sum(math.comb(changed, count) for count in range(min(lost, gained) + 1))
+    return min(1.0, 2 * tail / 2**changed)
+
+
+def _of_row(key: Row, before: Row, after: Row, base: SavedRun, new: SavedRun, fail_over: float) -> Iterator[Finding]:
+    outcomes = _outcome(before), _outcome(after)
+    if outcomes != ("correct", "correct"):
+        verdict: Verdict = "broken" if outcomes[0] == "correct" else "better" if outcomes[1] == "correct" else "no ratio"
+        told = after.get("message") or after.get("us_reason")
+        yield Finding("same" if outcomes[0] == outcomes[1] else verdict, key, "outcome", *outcomes, reason=told)
+    elif "arm" in key:
+        yield _speed(key, before, after, fail_over, "tok/s")
+    else:
+        yield _speed(key, before, after, fail_over, "us")
+    if "arm" in key:
+        for field, count, figure in (("match", "answer_match", "answer match"), ("eos", "eos", "EOS")):
+            if before.get(count) is not None or after.get(count) is not None:
+                yield _quality(key, field, figure, (before.get(count), after.get(count)), base, new)
+
+
+def _outcome(row: Row) -> str:
+    if "arm" in row:
+        return "correct" if row.get("kernel_calls") == row.get("expected_kernel_calls") else "wrong kernel calls"
+    return str(row.get("outcome"))
+
+
+def _speed(key: Row, before: Row, after: Row, fail_over: float, figure: Literal["us", "tok/s"]) -> Finding:
+    """Compares times, or rates as the times that they stand for."""
+    (base, base_spread), (new, new_spread) = _median_and_spread(before, figure), _median_and_spread(after, figure)
+    problems = [_problem(base, "BASE"), _problem(new, "NEW")]
+    if figure == "tok/s" and before.get("equal_tokens") != after.get("equal_tokens"):
+        problems.append(f"lengths differ: {before.get('equal_tokens')} tokens in BASE, {after.get('equal_tokens')} in NEW")
+    reason = next(filter(None, problems), None)
+    if base is None or new is None or reason:
+        return Finding("no ratio", key, figure, base, new, base_spread, new_spread, reason=reason)
+    # As times, where less is better, so that a threshold means the same for both figures.
+    times = [(base, *(base_spread or (base, base))), (new, *(new_spread or (new, new)))]
+    if figure == "tok/s":
+        times = [(1 / p50, 1 / p80, 1 / p20) for p50, p20, p80 in times]
+    (base_time, base_low, base_high), (new_time, new_low, new_high) = times
+    verdict: Verdict = "same"
+    if new_time > base_time * (1 + fail_over):
+        verdict, reason = ("slower", None) if new_low > base_high else ("same", "slower within the spread")
+    elif base_time > new_time * (1 + fail_over):
+        verdict, reason = ("faster", None) if base_low > new_high else ("same", "faster within the spread")
+    return Finding(verdict, key, figure, base, new, base_spread, new_spread, base_time / new_time, reason)
+
+
+def _median_and_spread(row: Row, figure: str) -> tuple[float | None, tuple[float, float] | None]:
+    spread = row.get("us" if figure == "us" else "decode_rate_spread")
+    spread = spread if isinstance(spread, dict) else {}
+    p50 = _number(spread.get("p50") if figure == "us" else row.get("decode_rate"))
+    low, high = _number(spread.get("p20")), _number(spread.get("p80"))
+    return p50, (low, high) if low and high and low > 0 else None
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _problem(value: float | None, name: str) -> str | None:
+    if value is None:
+        return f"no figure in {name}"
+    return f"{name} has {value:g}" if value <= 0 else None
+
+
+def _quality(key: Row, field: str, figure: str, counts: tuple[Any, Any], base: SavedRun, new: SavedRun) -> Finding:
+    before, after = (
+        {
+            (sample.get("example"), sample.get("prompt_hash")): bool(sample[field])
+            for sample in last_of(run.samples, "arm", "example")
+            if sample.get("arm") == key["arm"] and sample.get(field) is not None
+        }
+        for run in (base, new)
+    )
+    common = before.keys() & after.keys()
+    if not common:
+        return Finding("no ratio", key, figure, *counts, reason="no example in common: not tested")
+    lost, gained = (sum(a[one] and not b[one] for one in common) for a, b in ((before, after), (after, before)))
+    p = mcnemar(lost, gained)
+    verdict: Verdict = "same" if p >= ALPHA else "worse" if lost > gained else "better"
+    base_right, new_right = (f"{sum(run[one] for one in common)}/{len(common)}" for run in (before, after))
+    reason = f"{lost} lost, {gained} gained, exact McNemar p = {p:.2g}"
+    return Finding(verdict, key, figure, base_right, new_right, reason=reason)
+
+
+def _warnings(base: SavedRun, new: SavedRun) -> list[str]:
+    lines = []
+    if base.place != new.place:
+        lines.append(f"BASE ran on {base.place} and NEW on {new.place}: times say more about these than about the code")
+    for name, before, after in (
+        ("arguments", base.record.arguments, new.record.arguments),
+        ("versions", base.now("versions"), new.now("versions")),
+    ):
+        differing = [
+            f"{field} {before[field]} in BASE, {after[field]} in NEW"
+            for field in sorted(before.keys() & after.keys())  # what one of them does not tell may have been the same
+            if before[field] != after[field]
+        ]
+        if differing:
+            lines.append(f"{name} differ: {'; '.join(differing)}")
+    for label, run in (("BASE", base), ("NEW", new)):
+        if run.record.outcome != "complete":
+            lines.append(f"{label} is not a complete run: {run.record.outcome} ({run.record.outcome_reason or 'going on, or killed'})")
+    return lines
+
+
+def _shown(value: float | str | None) -> str:
+    return "-" if value is None else value if isinstance(value, str) else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _range(spread: tuple[float, float] | None) -> str:
+    return f"{spread[0]:.2f}-{spread[1]:.2f}" if spread else "-"

@@ -1,0 +1,55 @@
+"""Every command's report from its run directory: what the command printed, and what run it was."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from sdbench.errors import SdbenchError, UsageError
+from sdbench.suites.e2e import report as e2e
+from sdbench.suites.kernels import report as kernels
+from sdbench.suites.runs import Report, SavedRun
+
+REPORTS: dict[str, Callable[[SavedRun], Report]] = {"kernels": kernels.of_run, "tune": kernels.of_tune_run, "e2e": e2e.of_run}
+"""Command -> the report of one of its run directories."""
+
+
+def render(run: SavedRun) -> Report:
+    """The table, lines and JSON document that the run's command gave, under a header that says what run it was and how it ended.
+
+    Raises:
+        UsageError: The run is of a command without a report.
+        SdbenchError: Its rows lack a field.
+    """
+    command = run.record.command
+    if command not in REPORTS:
+        raise UsageError(f"{run.path} holds a run of 'sdbench {command}', which has no report; those that do: {', '.join(REPORTS)}")
+    try:
+        report = REPORTS[command](run)
+    except (KeyError, TypeError) as error:
+        version = run.now("versions").get("sdbench")
+        raise SdbenchError(f"{run.path}: rows of sdbench {version} that this one cannot read ({type(error).__name__}: {error})") from error
+    return replace(report, header=header(run))
+
+
+def header(run: SavedRun) -> list[str]:
+    """What ran where and how it ended, in one line; more lines where it did not end well, or not in one go."""
+    record, environment, git = run.record, run.now("environment"), run.now("git")
+    arguments = record.arguments
+    pattern = arguments.get("pattern", [])
+    asked = [
+        str(arguments.get("model") or arguments.get("shapes")),
+        *([pattern] if isinstance(pattern, str) else pattern),
+        str(arguments.get("dtype")),
+    ]
+    commit = f"commit {git['commit'][:7]}{' with changes' if git['dirty'] else ''}" if git else "no git commit recorded"
+    count = len(record.audit)
+    lines = [
+        f"{run.path}: sdbench {record.command} of {', '.join(asked)} on {run.place}, torch {environment.get('torch')}, "
+        f"Triton {environment.get('triton')}, {commit}, {record.outcome} in {count} attempt{'s' if count > 1 else ''}"
+    ]
+    if record.outcome != "complete":
+        reason = record.outcome_reason or "it is going on, or was killed"
+        lines.append(f"NOT A COMPLETE RUN ({reason}): what follows, sums included, is over what is there")
+    for attempt in record.audit:
+        if attempt.changed:
+            lines.append(f"attempt {attempt.attempt} ran with another {', '.join(attempt.changed)} than the first")
+    return lines
