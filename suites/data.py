@@ -226,14 +226,14 @@ def make_manifest(
 
 
 def verify_manifest(
-    manifest_path: Path | str, train_path: Path | str, validation_path: Path | str, dataset_revision: str | None = None
+    manifest_path: Path | str, train_path: Path | str, validation_path: Path | str | None, dataset_revision: str | None = None
 ) -> Manifest:
-    """Checks both parts of a split against its manifest, before anything else runs.
+    """Checks the parts of a split against its manifest, before anything else runs.
 
     Args:
         manifest_path: What ``split`` or ``make_manifest`` wrote.
         train_path: The training part.
-        validation_path: The held-out part.
+        validation_path: The held-out part; None where only the training part is read.
         dataset_revision: The revision that the caller expects; None takes the manifest's.
 
     Raises:
@@ -246,13 +246,16 @@ def verify_manifest(
             f"{manifest_path} pins dataset revision {manifest.revision!r}, not {dataset_revision!r}; split that revision anew"
         )
     for name, path, part in (("train", train_path, manifest.parts.train), ("validation", validation_path, manifest.parts.validation)):
+        if path is None:
+            continue
         actual = _sha256(Path(path))
         if actual != part.sha256:
             raise CheckFailed(
                 f"{path} is not the {name} part that {manifest_path} pins: SHA-256 {part.sha256[:12]} expected, {actual[:12]} found; "
                 "restore the file or split anew"
             )
-    _refuse_shared(load_examples(train_path), load_examples(validation_path))
+    if validation_path is not None:
+        _refuse_shared(load_examples(train_path), load_examples(validation_path))
     return manifest
 
 

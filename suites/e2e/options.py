@@ -1,21 +1,22 @@
-"""What an end-to-end run is asked to do, checked before anything loads."""
+"""What a pruning or an end-to-end run is asked to do, checked before anything loads."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from sdbench.calibrate.choices import CalibrationChoices
 from sdbench.calibrate.methods import METHODS
 from sdbench.calibrate.registry import lookup
-from sdbench.calibrate.sources import SOURCES
+from sdbench.calibrate.sources import require_sources
 from sdbench.engine.packed_linear import PrefillWeights
 from sdbench.errors import UsageError
 from sdbench.models import ModelSpec
 from sdbench.pattern import Pattern
-from sdbench.suites.data import read_manifest
+from sdbench.suites.data import read_manifest, sha256_of
 
 CONTROL = "teacher-forced"
 """Fixed-text calibration: the arm that every chosen source is compared with."""
@@ -38,9 +39,9 @@ class Arm:
     pruned: bool
 
 
-@dataclass(frozen=True)
-class E2EOptions:
-    """One end-to-end run.
+@dataclass(frozen=True, kw_only=True)
+class CalibrationOptions:
+    """Which model is pruned, how, and what it is calibrated on: what every command that prunes has in common.
 
     Attributes:
         spec: The model.
@@ -48,24 +49,23 @@ class E2EOptions:
         dtype: Dtype of its weights.
         pattern: N:M.
         method: Pruning method by name.
-        calib: Calibration sources beside the control.
-        prefill: Matrix that the prompt runs on in pruned arms.
+        calib: Calibration sources.
         train: File of calibration examples; None for the bundled task.
-        validation: File of judged examples; None for the bundled task.
-        split_manifest: Manifest that pins both files.
+        split_manifest: Manifest that pins the files, or None.
         dataset_revision: Revision that the manifest must name, or None.
         calibration_examples: Examples to calibrate on.
-        validation_examples: Examples to judge.
-        max_tokens: Longest reply of an answer run.
-        equal_tokens: Exact length of a rate run.
-        warmup_tokens: Tokens decoded before a rate run, untimed.
-        rate_repeats: Rate runs an arm.
+        max_tokens: Longest reply.
         prompt_tokens: Prompt length for a random model, which has no text to answer.
         batch_size: Calibration replies decoded at once.
         targets: Patterns of the linears to prune; none for all.
         ignore: Patterns of the linears to leave dense.
         seed: Seed of every draw.
+        choices: How calibration texts are made and which of their rows count.
+        sequential: Calibrate each block on the pruned blocks before it, instead of all on the dense model.
     """
+
+    least: ClassVar[dict[str, int]] = {"calibration_examples": 1, "max_tokens": 1, "prompt_tokens": 1, "batch_size": 1}
+    files: ClassVar[tuple[str, ...]] = ("train", "split_manifest")
 
     spec: ModelSpec
     device: torch.device
@@ -73,54 +73,40 @@ class E2EOptions:
     pattern: Pattern
     method: str
     calib: tuple[str, ...]
-    prefill: PrefillWeights
     train: Path | None
-    validation: Path | None
     split_manifest: Path | None
     dataset_revision: str | None
     calibration_examples: int
-    validation_examples: int
     max_tokens: int
-    equal_tokens: int
-    warmup_tokens: int
-    rate_repeats: int
     prompt_tokens: int
     batch_size: int
     targets: tuple[str, ...]
     ignore: tuple[str, ...]
     seed: int
+    choices: CalibrationChoices = field(default_factory=CalibrationChoices)
+    sequential: bool = False
 
     def __post_init__(self) -> None:
-        least = {
-            "calibration-examples": 1,
-            "validation-examples": 1,
-            "max-tokens": 1,
-            "equal-tokens": 2,
-            "warmup-tokens": 0,
-            "rate-repeats": 1,
-            "prompt-tokens": 1,
-            "batch-size": 1,
-        }
-        for name, minimum in least.items():
-            value = getattr(self, name.replace("-", "_"))
+        for name, minimum in self.least.items():
+            value = getattr(self, name)
             if value < minimum:
-                raise UsageError(f"--{name} is {value}; it must be at least {minimum}")
+                raise UsageError(f"--{_option(name)} is {value}; it must be at least {minimum}")
         lookup("method", self.method, METHODS)
-        for source in self.calib:
-            lookup("calibration source", source, SOURCES)
-        files = (self.train, self.validation, self.split_manifest)
-        if self.spec.kind == "random" and any(files):
-            raise UsageError("a random: model has no text to answer; leave out --train, --validation and --split-manifest")
-        if any(files) and not all(files):
-            raise UsageError("--train, --validation and --split-manifest go together; 'sdbench split FILE --output DIR' makes all three")
+        require_sources(self.sources or self.calib, self.choices)
+        given = [getattr(self, name) is not None for name in self.files]
+        *others, last = (f"--{_option(name)}" for name in self.files)
+        names = f"{', '.join(others)} and {last}"
+        if self.spec.kind == "random" and any(given):
+            raise UsageError(f"a random: model has no text to answer; leave out {names}")
+        if self.spec.kind == "random" and self.choices.text:
+            raise UsageError("a random: model has no tokenizer for a text; leave out --calibration-text")
+        if any(given) and not all(given):
+            raise UsageError(f"{names} go together; 'sdbench split FILE --output DIR' makes them")
 
     @property
-    def arms(self) -> list[Arm]:
-        """Dense, the control, then the chosen sources; a method that needs no calibration has one arm of its own name."""
-        arms = [Arm(DENSE, None, pruned=False)]
-        if METHODS[self.method].needs == "none":
-            return [*arms, Arm(self.method, None, pruned=True)]
-        return arms + [Arm(source, source, pruned=True) for source in dict.fromkeys((CONTROL, *self.calib))]
+    def sources(self) -> tuple[str, ...]:
+        """Calibration sources that the run collects, each once; none for a method that needs no calibration."""
+        return () if METHODS[self.method].needs == "none" else tuple(dict.fromkeys(self.calib))
 
     def arguments(self) -> dict[str, Any]:
         """Every option that changes a result, for the run directory.
@@ -128,48 +114,73 @@ class E2EOptions:
         Raises:
             SdbenchError: The manifest cannot be read.
         """
-        text = {name: None if value is None else str(value) for name, value in self._texts().items()}
-        numbers = {
-            name: getattr(self, name)
-            for name in (
-                "calibration_examples",
-                "validation_examples",
-                "max_tokens",
-                "equal_tokens",
-                "warmup_tokens",
-                "rate_repeats",
-                "prompt_tokens",
-                "batch_size",
-                "seed",
-            )
-        }
-        lists = {"calib": list(self.calib), "targets": list(self.targets), "ignore": list(self.ignore)}
-        return text | numbers | lists | self._pinned
+        plain = {item.name: _plain(getattr(self, item.name)) for item in fields(self) if item.name not in ("spec", "choices")}
+        return {"model": self.spec.name, "revision": self.spec.revision} | plain | self.choices.arguments() | self._pinned
 
     @cached_property
     def _pinned(self) -> dict[str, str | None]:
-        """What tells files of the same names apart: SHA-256 of both parts as their manifest has it, and a local model's file stamps."""
+        """What tells files of the same names apart: SHA-256 of the data files (of the parts, as their manifest has it), a model's stamps."""
         parts = read_manifest(self.split_manifest).parts if self.split_manifest else None
-        return {
-            "train_sha256": parts.train.sha256 if parts else None,
-            "validation_sha256": parts.validation.sha256 if parts else None,
+        hashes = {f"{name}_sha256": getattr(parts, name).sha256 if parts else None for name in self.files if name != "split_manifest"}
+        return hashes | {
+            "calibration_text_sha256": sha256_of(self.choices.text) if self.choices.text else None,
             "model_files": _stamp(Path(self.spec.source)) if self.spec.kind in ("folder", "gguf") else None,
         }
 
-    def _texts(self) -> dict[str, Any]:
-        return {
-            "model": self.spec.name,
-            "revision": self.spec.revision,
-            "device": self.device.type,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "pattern": self.pattern,
-            "method": self.method,
-            "prefill": self.prefill,
-            "train": self.train and self.train.name,
-            "validation": self.validation and self.validation.name,
-            "split_manifest": self.split_manifest and self.split_manifest.name,
-            "dataset_revision": self.dataset_revision,
-        }
+
+@dataclass(frozen=True, kw_only=True)
+class E2EOptions(CalibrationOptions):
+    """One end-to-end run; ``calib`` holds the sources beside the control.
+
+    Attributes:
+        prefill: Matrix that the prompt runs on in pruned arms.
+        validation: File of judged examples; None for the bundled task.
+        validation_examples: Examples to judge.
+        equal_tokens: Exact length of a rate run.
+        warmup_tokens: Tokens decoded before a rate run, untimed.
+        rate_repeats: Rate runs an arm.
+    """
+
+    least: ClassVar[dict[str, int]] = CalibrationOptions.least | {
+        "validation_examples": 1,
+        "equal_tokens": 2,
+        "warmup_tokens": 0,
+        "rate_repeats": 1,
+    }
+    files: ClassVar[tuple[str, ...]] = ("train", "validation", "split_manifest")
+
+    prefill: PrefillWeights
+    validation: Path | None
+    validation_examples: int
+    equal_tokens: int
+    warmup_tokens: int
+    rate_repeats: int
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The control, then the chosen sources."""
+        return () if METHODS[self.method].needs == "none" else tuple(dict.fromkeys((CONTROL, *self.calib)))
+
+    @property
+    def arms(self) -> list[Arm]:
+        """Dense, the control, then the chosen sources; a method that needs no calibration has one arm of its own name."""
+        pruned = [Arm(source, source, pruned=True) for source in self.sources] or [Arm(self.method, None, pruned=True)]
+        return [Arm(DENSE, None, pruned=False), *pruned]
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _plain(value: Any) -> Any:
+    """An option as JSON holds it; paths and devices without what differs between equal runs."""
+    if isinstance(value, Path):
+        return value.name
+    if isinstance(value, torch.device):
+        return value.type
+    if isinstance(value, tuple):
+        return list(value)
+    return value if value is None or isinstance(value, int | str) else str(value).removeprefix("torch.")
 
 
 def _stamp(path: Path) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sdbench.calibrate.collect import LayerStatistics
-from sdbench.calibrate.methods import Pruned, prune_linears
 from sdbench.calibrate.numerics import require_weight
 from sdbench.calibrate.select import select_linears
+from sdbench.calibrate.sources import CalibrationText
 from sdbench.engine.graph import GraphForward
 from sdbench.engine.greedy import EagerForward
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
@@ -23,7 +22,7 @@ from sdbench.packing import PackedWeight, pack
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.e2e import data
-from sdbench.suites.e2e.calibration import calibrate
+from sdbench.suites.e2e.calibration import calibrate, prune
 from sdbench.suites.e2e.ceiling import ceiling, step_bytes
 from sdbench.suites.e2e.data import Examples, Question
 from sdbench.suites.e2e.judge import Contender, Journal, answer_runs, rate_runs
@@ -68,20 +67,17 @@ def run(options: E2EOptions, examples: Examples | None, directory: RunDirectory 
         options.pattern.require_width(linear.in_features, name)
         # The dense arm would trip over such a weight first, and could not say which one it is.
         require_weight(linear.weight, name)
+    calibration = data.calibration_questions(options, examples and examples.calibration, loaded)
     if examples:
-        calibration, validation = data.tokenise(examples.calibration, loaded), data.tokenise(examples.validation, loaded)
+        validation = data.tokenise(examples.validation, loaded)
     else:
-        vocabulary = loaded.model.config.get_text_config().vocab_size
-        calibration = data.random_questions(
-            options.calibration_examples, options.prompt_tokens, options.max_tokens, vocabulary, "calibration", options.seed
-        )
-        validation = data.random_questions(1, options.prompt_tokens, 0, vocabulary, "rate", options.seed + 1)
+        validation = data.random_questions(1, options.prompt_tokens, 0, loaded, "rate", options.seed + 1)
 
     runner = _Runner(options, loaded, linears, validation, Journal(directory), progress)
-    statistics, report = calibrate(options, loaded, linears, calibration, progress)
-    runner.journal.add_row({"record": "calibration", **report})
-    arms = [runner.judge(arm, statistics.get(arm.source or "", {})) for arm in options.arms]
-    return Outcome(arms, report)
+    made = calibrate(options, loaded, linears, calibration, progress)
+    runner.journal.add_row({"record": "calibration", **made.report})
+    arms = [runner.judge(arm, made.texts.get(arm.source or "", [])) for arm in options.arms]
+    return Outcome(arms, made.report)
 
 
 class _Runner:
@@ -100,10 +96,10 @@ class _Runner:
         self.questions, self.journal, self.progress = questions, journal, progress
         self.baseline: dict[str, Any] | None = None
 
-    def judge(self, arm: Arm, statistics: Mapping[str, LayerStatistics]) -> dict[str, Any]:
+    def judge(self, arm: Arm, texts: Sequence[CalibrationText]) -> dict[str, Any]:
         """Prunes where the arm asks for it, then runs answers and rates; records the arm's row."""
         reports: dict[str, Any] = {}
-        with self._in_place(arm, statistics, reports) as packed:
+        with self._in_place(arm, texts, reports) as packed:
             samples = self._answers(arm, packed)
             # A cache of its own, as long as the timed run needs: a step reads all of a static cache, whatever answers may need.
             forward, path, path_reason = self._forward(self.questions[:1], self.options.equal_tokens, self.options.warmup_tokens)
@@ -139,19 +135,14 @@ class _Runner:
             row["baselines"][EAGER] = _rate(self._rates(eager, self.options.equal_tokens))[0]
 
     @contextmanager
-    def _in_place(self, arm: Arm, statistics: Mapping[str, LayerStatistics], reports: dict[str, Any]) -> Iterator[dict[str, PackedLinear]]:
+    def _in_place(self, arm: Arm, texts: Sequence[CalibrationText], reports: dict[str, Any]) -> Iterator[dict[str, PackedLinear]]:
         if not arm.pruned:
             yield {}
             return
         weights: dict[str, PackedWeight] = {}
-        with self.progress.task(f"pruning: {arm.name}", len(self.linears)) as task:
-
-            def take(name: str, pruned: Pruned) -> None:
-                weights[name] = pack(pruned.weight, pruned.keep, self.options.pattern, name)
-                reports[name] = pruned.report
-                task.advance()
-
-            prune_linears(self.linears, statistics, self.options.pattern, self.options.method, on_layer=take)
+        for name, pruned in prune(self.options, self.loaded, self.linears, texts, self.progress, arm.name):
+            weights[name] = pack(pruned.weight, pruned.keep, self.options.pattern, name)
+            reports[name] = pruned.report
         with packed_linears(self.loaded.model, weights, self.options.prefill) as modules:
             yield modules
 
