@@ -11,7 +11,7 @@ A width that is a multiple of M but not of 32 is padded with whole groups: their
 word has S values; kernels never read x there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -176,6 +176,20 @@ class PackedWeight:
         dense = torch.zeros(out_features, in_features, dtype=stored.compressed.dtype, device=device)
         dense.masked_scatter_(keep, stored.compressed.to(device))
         return pack(dense, keep, pattern, layer)
+
+
+def stack_rows(weights: Sequence[PackedWeight]) -> PackedWeight:
+    """One packed weight with the rows of several, in their order.
+
+    Args:
+        weights: Of one pattern, dtype, device and number of columns.
+    """
+    first = weights[0]
+    if any((w.pattern, w.in_features, w.dtype) != (first.pattern, first.in_features, first.dtype) for w in weights):
+        raise SdbenchError("packed weights of different patterns, widths or dtypes cannot be stacked")
+    rows = sum(w.out_features for w in weights)
+    mask_words, values = torch.cat([w.mask_words for w in weights], 1), torch.cat([w.values for w in weights], 2)
+    return PackedWeight(first.pattern, rows, first.in_features, mask_words, values)
 
 
 def pack(weight: Tensor, keep: Tensor, pattern: Pattern, layer: str = "weight") -> PackedWeight:

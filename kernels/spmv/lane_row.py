@@ -184,8 +184,11 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config, nibble: b
 
 
 def launch_partial(packed: PackedWeight, x: Tensor, y: Tensor, config: Config, nibble: bool = False) -> Tensor:
-    """Partial sums float32 ``[splits, out]``, for a consumer that adds them; arguments as in :func:`launch`, of y the size alone counts."""
-    sums = workspace(y, config["splits"])
+    """Partial sums float32 ``[splits, out]``, for a consumer that adds them; arguments as in :func:`launch`.
+
+    They are written into y where it has that shape, else into a workspace that the next launch of the stream takes again.
+    """
+    sums = y if y.dim() == 2 else workspace(y, config["splits"])
     _launch_sums(packed, x, sums, config, nibble)
     return sums
 

@@ -52,6 +52,7 @@ def greedy(
     ignore_eos: bool = False,
     on_token: Callable[[int], None] | None = None,
     forward: "EagerForward | None" = None,
+    choose: Callable[[Tensor, int], Tensor] | None = None,
 ) -> list[Reply]:
     """Decodes by argmax of the raw logits; the checkpoint's sampling settings, penalties and minimum lengths don't apply.
 
@@ -67,6 +68,7 @@ def greedy(
         ignore_eos: Give exactly ``max_new_tokens`` tokens, whatever they are.
         on_token: Called after each step with the number of tokens that the unfinished replies hold.
         forward: What runs the model; None for a plain eager forward with a cache that grows.
+        choose: ``(logits [batch, vocab], step from 0) -> ids [batch]`` in place of argmax: calibration replies may be sampled.
 
     Returns:
         One reply a prompt, in order.
@@ -77,7 +79,7 @@ def greedy(
     """
     forward = forward or EagerForward(model)
     forward.reset()
-    _check_request(prompts, max_new_tokens, forward.max_positions)
+    check_request(prompts, max_new_tokens, forward.max_positions)
     device = model.device
     batch, width = len(prompts), max(map(len, prompts))
     input_ids = torch.tensor([[FILLER] * (width - len(p)) + list(p) for p in prompts], device=device)
@@ -92,17 +94,17 @@ def greedy(
     # A sum is NaN or infinite as soon as one logit is: one small kernel a step, read once at the end.
     logit_sums = torch.zeros(batch, max_new_tokens, dtype=torch.float32, device=device)
 
-    start = _clock(device)
+    start = clock(device)
     step = 0
     with phase("prefill", rows=mask):
         logits = forward(input_ids, positions, full_mask)
     while True:
-        token = logits.argmax(dim=-1)
+        token = logits.argmax(dim=-1) if choose is None else choose(logits, step)
         new_ids[:, step] = token
         logit_sums[:, step] = logits.sum(dim=-1, dtype=torch.float32)
         step += 1
         if step == 1:
-            decode_start = _clock(device)
+            decode_start = clock(device)
         if on_token is not None:
             on_token(step)
         if step == max_new_tokens:
@@ -114,16 +116,13 @@ def greedy(
         positions = positions[:, -1:] + 1
         with phase("decode", rows=active[:, None]):
             logits = forward(torch.where(active, token, FILLER)[:, None], positions, full_mask)
-    end = _clock(device)
+    end = clock(device)
 
     stops = frozenset() if ignore_eos else frozenset(eos_ids)
     rows = [_up_to_eos(row[:step], stops) for row in new_ids.tolist()]
     for index, (row, sums) in enumerate(zip(rows, logit_sums.isfinite().tolist(), strict=True)):
         if not all(sums[: len(row)]):
-            raise SdbenchError(
-                f"NaN or Inf in the logits of new token {sums.index(False) + 1} of prompt {index}: "
-                "the weights or the number type (try --dtype fp32) are broken"
-            )
+            raise broken_logits(sums.index(False) + 1, index)
     return [
         Reply(
             ids=tuple(row),
@@ -201,7 +200,20 @@ class EagerForward:
         return self.model(input_ids=input_ids, position_ids=positions, attention_mask=mask, **self.fixed).logits[:, -1]
 
 
-def _check_request(prompts: Sequence[Sequence[int]], max_new_tokens: int, limit: int | None) -> None:
+def broken_logits(token: int, prompt: int) -> SdbenchError:
+    """The error of logits that are not finite, at the ``token``-th new token (from 1)."""
+    return SdbenchError(
+        f"NaN or Inf in the logits of new token {token} of prompt {prompt}: the weights or the number type (try --dtype fp32) are broken"
+    )
+
+
+def check_request(prompts: Sequence[Sequence[int]], max_new_tokens: int, limit: int | None) -> None:
+    """Refuses what no loop can decode.
+
+    Raises:
+        UsageError: ``max_new_tokens`` below 1, or more positions than ``limit``.
+        SdbenchError: No prompt, or an empty one.
+    """
     if max_new_tokens < 1:
         raise UsageError(f"max_new_tokens is {max_new_tokens}: a reply needs at least 1 token")
     if not prompts:
@@ -224,7 +236,8 @@ def _up_to_eos(ids: list[int], stops: frozenset[int]) -> list[int]:
     return ids
 
 
-def _clock(device: torch.device) -> float:
+def clock(device: torch.device) -> float:
+    """Host seconds, once the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -1,0 +1,103 @@
+"""The linears of a fused step: several of one input as one product, written as partial sums that the next kernel adds."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sdbench.engine.fused.plan import Linear, Unfusable
+from sdbench.engine.packed_linear import PackedLinear
+from sdbench.kernels import registry, tuned
+from sdbench.kernels.launching import capability, runs_triton, sm_count
+from sdbench.kernels.quantized.weights import quantize
+from sdbench.kernels.registry import Problem, Variant
+from sdbench.packing import stack_rows
+
+
+class Product:
+    """sums = W x, split over K where the kernel splits it.
+
+    Args:
+        linears: Linears of one input, whose rows follow one another.
+        quantized: ``"int8"`` or ``"fp8"`` to round a dense weight to 8 bits; None to leave it.
+
+    Attributes:
+        sums: float32 ``[splits, out]``, the result of the last call.
+        packed: Whether the weight is a packed one.
+        nbytes: Bytes that a call reads of the weight.
+        kernel: What multiplies, for reports.
+
+    Raises:
+        Unfusable: Some of the linears are packed and others are not, or in different ways.
+    """
+
+    def __init__(self, linears: Sequence[Linear], quantized: str | None = None):
+        packed = [linear.packed for linear in linears if isinstance(linear, PackedLinear)]
+        if packed and len(packed) < len(linears):
+            raise Unfusable("no fused step: some of the linears of one input are pruned and others are not")
+        self.packed = bool(packed)
+        weight: Any
+        if packed:
+            if len({weight.pattern for weight in packed}) > 1:
+                raise Unfusable("no fused step: linears of one input have different patterns")
+            weight = stack_rows(packed)
+        else:
+            weight = _one_matrix([linear for linear in linears if isinstance(linear, nn.Linear)])
+            if quantized:
+                weight = quantize(weight, quantized)
+        self.weight = weight
+        self.nbytes = int(weight.nbytes)
+        out, device = sum(int(linear.out_features) for linear in linears), weight.device
+        pattern = packed[0].pattern if packed else None
+        problem = Problem(out, linears[0].in_features, _dtype(linears[0]), pattern, sm_count(device), capability(device))
+        if runs_triton(device):
+            variant = self._variant(problem, quantized)
+            config = dict(tuned.lookup(variant, problem, device)[0] if device.type == "cuda" else variant.default(problem))
+            if "pdl" in config:
+                # All kernels of a step take part in dependent launch.
+                config["pdl"] = config["pdl"] or problem.dependent_launch
+            splits = config.get("splits", 1) if variant.kernel == "spmv_partial" else 1
+            self.kernel = f"{variant.kernel}/{variant.name}"
+            self.sums = torch.empty(splits, out, device=device)
+            y = self.sums if variant.kernel == "spmv_partial" else self.sums[0]
+            self._run: Callable[[Tensor], object] = lambda x: variant.launch(weight, x, y, config)
+        else:
+            self.kernel = "reference"
+            self.sums = torch.empty(1, out, device=device)
+            self._run = self._reference(problem)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiplies float32 ``[in]``; returns ``sums``."""
+        self._run(x)
+        return self.sums
+
+    def _variant(self, problem: Problem, quantized: str | None) -> Variant:
+        if not self.packed:
+            return registry.find("quantized", quantized) if quantized else registry.find("dense", "gemv")
+        for kernel, name in (("spmv_partial", "lane_row_nibble"), ("spmv_partial", "lane_row"), ("spmv", "portable")):
+            variant = registry.find(kernel, name)
+            if variant.constraint(problem) is None:
+                return variant
+        raise Unfusable(f"no fused step: no kernel takes pattern {problem.pattern} in {problem.dtype}")
+
+    def _reference(self, problem: Problem) -> Callable[[Tensor], object]:
+        if self.packed:
+            reference = registry.find("spmv", "reference")
+            return lambda x: reference.launch(self.weight, x, self.sums[0], {})
+        matrix = self.weight if isinstance(self.weight, Tensor) else self.weight.dequantize()
+        return lambda x: torch.mv(matrix.float(), x, out=self.sums[0])
+
+
+def _one_matrix(linears: Sequence[nn.Linear]) -> Tensor:
+    """The rows of all linears in one matrix, which the linears then share: nothing is kept twice."""
+    if len(linears) == 1:
+        return linears[0].weight.detach()
+    whole = torch.cat([linear.weight.detach() for linear in linears])
+    for linear, rows in zip(linears, whole.split([linear.out_features for linear in linears]), strict=True):
+        linear.weight.data = rows
+    return whole
+
+
+def _dtype(linear: Linear) -> torch.dtype:
+    return linear.packed.dtype if isinstance(linear, PackedLinear) else linear.weight.dtype

@@ -1,0 +1,208 @@
+"""The fused step against transformers: greedy ids equal in fp32, bf16 logits as near to fp32 as transformers' own bf16."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+
+from sdbench.calibrate.magnitude import keep_mask
+from sdbench.engine.fused import FusedDecoder, Unfusable
+from sdbench.engine.fused import plan as plan_module
+from sdbench.engine.fused import products as products_module
+from sdbench.engine.greedy import Reply, greedy
+from sdbench.engine.packed_linear import packed_linears
+from sdbench.errors import SdbenchError, UsageError
+from sdbench.kernels.decode import attention, gate, head, norm
+from sdbench.packing import pack
+from sdbench.pattern import Pattern
+from sdbench.timing import relative_error
+from tests.conftest import TINY, build
+
+PROMPTS = [[5, 9, 11, 40, 7], [8], [5, 9, 11, 40, 7]]
+CONFIGS: dict[str, PretrainedConfig] = {
+    "qwen3": Qwen3Config(**TINY, head_dim=32, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**TINY | {"num_attention_heads": 2, "num_key_value_heads": 1}, tie_word_embeddings=False),
+    "llama": LlamaConfig(
+        **TINY,
+        head_dim=32,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    ),
+    "mistral": MistralConfig(**TINY, head_dim=32, sliding_window=None, tie_word_embeddings=False),
+}  # fmt: skip
+
+
+@pytest.fixture
+def torch_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The torch references in place of the interpreter: the same logic in a hundredth of the time. Kernels are compared elsewhere."""
+    for module in (attention, gate, head, norm, products_module):
+        monkeypatch.setattr(module, "runs_triton", lambda device: device.type == "cuda")
+
+
+def reply(decoder: FusedDecoder, prompt: list[int], tokens: int = 12, eos: tuple[int, ...] = (), ignore_eos: bool = False) -> Reply:
+    return decoder.reply(prompt, max_new_tokens=tokens, eos_ids=eos, ignore_eos=ignore_eos)
+
+
+def eager(model: PreTrainedModel, prompt: list[int], tokens: int = 12, eos: tuple[int, ...] = (), ignore_eos: bool = False) -> Reply:
+    return greedy(model, [prompt], max_new_tokens=tokens, eos_ids=eos, ignore_eos=ignore_eos)[0]
+
+
+@pytest.mark.usefixtures("torch_only")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_ids_are_those_of_transformers(name: str, device: torch.device) -> None:
+    """CASES 17: prompts A, B, A of different lengths through one step; no state stays behind."""
+    model = build(CONFIGS[name]).to(device)
+    if name == "qwen2":
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.bias.data.normal_(generator=torch.Generator().manual_seed(1))
+    decoder = FusedDecoder(model, 32)
+    replies = [reply(decoder, prompt) for prompt in PROMPTS]
+    assert [r.ids for r in replies] == [eager(model, prompt).ids for prompt in PROMPTS]
+    assert replies[0].ids == replies[2].ids
+    assert [r.decode_steps for r in replies] == [11, 11, 11]
+
+
+@pytest.mark.usefixtures("torch_only")
+@pytest.mark.parametrize("ignored", [(), ("v_proj", "k_proj", "q_proj")])
+def test_pruned_ids_and_launches(ignored: tuple[str, ...], tiny_qwen3: PreTrainedModel, device: torch.device) -> None:
+    model, pattern = tiny_qwen3.to(device), Pattern(2, 4)
+    linears = {n: m for n, m in model.named_modules() if n.endswith("_proj") and not n.endswith(ignored or ("none",))}
+    weights = {name: pack(linear.weight.detach(), keep_mask(linear.weight, pattern), pattern) for name, linear in linears.items()}
+    dense = eager(model, PROMPTS[0]).ids
+    with packed_linears(model, weights, "pruned"):
+        decoder = FusedDecoder(model, 32)
+        assert decoder.pruned_products == 2 * (3 if ignored else 4)
+        got = reply(decoder, PROMPTS[0])
+        assert got.ids == eager(model, PROMPTS[0]).ids
+        assert decoder.calls == decoder.pruned_products * got.decode_steps
+    assert got.ids != dense
+    assert reply(FusedDecoder(model, 32), PROMPTS[0]).ids == dense
+
+
+@pytest.mark.usefixtures("torch_only")
+def test_eos_and_equal_lengths(tiny_qwen3: PreTrainedModel, device: torch.device) -> None:
+    """CASES 2 and 3: an answer stops at any of the EOS ids, which counts; a rate run goes on to exactly N with the same ids."""
+    model = tiny_qwen3.to(device)
+    decoder = FusedDecoder(model, 64)
+    whole = reply(decoder, PROMPTS[0], 40, ignore_eos=True)
+    assert len(whole.ids) == 40 and not whole.eos and not whole.truncated
+    for stop in (whole.ids[0], whole.ids[9], whole.ids[30]):
+        want = eager(model, PROMPTS[0], 40, (stop, 1000))
+        got = reply(decoder, PROMPTS[0], 40, (stop, 1000))
+        assert (got.ids, got.eos, got.truncated, got.decode_steps) == (want.ids, True, False, want.decode_steps)
+    assert reply(decoder, PROMPTS[0], 40, (whole.ids[30],), ignore_eos=True).ids == whole.ids
+    cut = reply(decoder, PROMPTS[0], 4, (1000,))
+    assert cut.truncated and len(cut.ids) == 4
+    single = reply(decoder, PROMPTS[0], 1, (1000,))
+    assert (len(single.ids), single.decode_steps, single.decode_seconds) == (1, 0, 0.0)
+
+
+@pytest.mark.usefixtures("torch_only")
+def test_refusals(tiny_qwen3: PreTrainedModel) -> None:
+    decoder = FusedDecoder(tiny_qwen3, 16)
+    with pytest.raises(UsageError, match="5 tokens and 12 new ones exceed the 16 positions"):
+        reply(decoder, PROMPTS[0])
+    with pytest.raises(SdbenchError, match="prompt 0 is empty"):
+        reply(decoder, [])
+    tiny_qwen3.model.layers[1].mlp.down_proj.weight.data[0, 0] = torch.nan
+    with pytest.raises(SdbenchError, match="new token 1"):
+        reply(decoder, PROMPTS[0], 4)
+
+
+@pytest.mark.usefixtures("torch_only")
+def test_a_logit_that_breaks_in_a_step_is_an_error(tiny_llama: PreTrainedModel) -> None:
+    model = build(CONFIGS["llama"])
+    decoder = FusedDecoder(model, 32)
+    # The prompt's own forward reads the embedding of its tokens alone; the first step reads that of token 1's id.
+    first = eager(model, PROMPTS[0], 2).ids[0]
+    model.model.embed_tokens.weight.data[first] = torch.inf
+    with pytest.raises(SdbenchError, match="new token 2"):
+        reply(decoder, PROMPTS[0], 4)
+
+
+def change(config: PretrainedConfig, **values: object) -> Callable[[], PreTrainedModel]:
+    return lambda: build(type(config)(**config.to_dict() | values))
+
+
+@pytest.mark.usefixtures("torch_only")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (change(CONFIGS["llama"], hidden_act="gelu"), "activation is gelu"),
+        (change(CONFIGS["llama"], mlp_bias=True), "outside q, k and v has a bias"),
+        (change(CONFIGS["llama"], head_dim=16), "heads have 16 elements"),
+        (change(CONFIGS["mistral"], sliding_window=8), "sliding"),
+        (
+            change(CONFIGS["qwen3"], layer_types=["full_attention", "sliding_attention"], sliding_window=8, use_sliding_window=True),
+            "sliding",
+        ),
+    ],
+)
+def test_what_is_built_otherwise_is_refused(make: Callable[[], PreTrainedModel], reason: str) -> None:
+    with pytest.raises(Unfusable, match=reason):
+        FusedDecoder(make(), 16)
+
+
+@pytest.mark.usefixtures("torch_only")
+def test_a_step_that_computes_something_else_is_refused(tiny_qwen3: PreTrainedModel) -> None:
+    """A model may look as expected and compute otherwise: one step is compared."""
+    hook = tiny_qwen3.model.layers[0].register_forward_hook(lambda module, inputs, output: output * 2)
+    with pytest.raises(Unfusable, match="logits differ from transformers'"):
+        FusedDecoder(tiny_qwen3, 16)
+    hook.remove()
+    FusedDecoder(tiny_qwen3, 16)
+
+
+def test_the_kernels_give_the_same_ids(tiny_qwen3: PreTrainedModel, device: torch.device) -> None:
+    """The same by Triton kernels: a few tokens in the interpreter, a graph on a GPU."""
+    model = tiny_qwen3.to(device)
+    decoder = FusedDecoder(model, 32)
+    assert (decoder.captured is not None) == (device.type == "cuda")
+    assert reply(decoder, PROMPTS[0], 4).ids == eager(model, PROMPTS[0], 4).ids
+
+
+@pytest.mark.usefixtures("torch_only")
+@torch.no_grad()
+def test_eight_bit_weights_decode_near_the_dense_ones(tiny_qwen3: PreTrainedModel, device: torch.device) -> None:
+    model = tiny_qwen3.to(device)
+    plan, logits = plan_module.plan(model), []
+    for quantized in (None, "int8"):
+        decoder = FusedDecoder(model, 16, quantized=quantized, capture=False)
+        decoder._prefill(PROMPTS[0])
+        logits.append(torch.zeros(plan.head.shape[0], device=device))
+        decoder.step.run(logits[-1])
+        assert {product.packed for product in decoder.step.products()} == {False}
+    assert 0 < relative_error(logits[1], logits[0].double()) < 0.05
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("pruned", [False, True])
+def test_bf16_is_as_near_to_fp32_as_transformers(name: str, pruned: bool) -> None:
+    """Along one reply: the fused step's logits differ from fp32 by no more than eager bf16's do (and a little)."""
+    exact, rounded = build(CONFIGS[name]).cuda(), build(CONFIGS[name]).cuda().bfloat16()
+    pattern = Pattern(2, 4)
+    for module_name, linear in rounded.named_modules():
+        if module_name.endswith("_proj"):
+            keep = keep_mask(linear.weight, pattern) if pruned else torch.ones_like(linear.weight, dtype=torch.bool)
+            linear.weight.data.mul_(keep)
+            exact.get_submodule(module_name).weight.data.copy_(linear.weight)
+    exact.load_state_dict({key: value.float() for key, value in rounded.state_dict().items()})
+    linears = {n: m for n, m in rounded.named_modules() if n.endswith("_proj")}
+    weights = {n: pack(m.weight.detach(), keep_mask(m.weight, pattern), pattern) for n, m in linears.items()} if pruned else {}
+    ids = torch.tensor([[5, 9, 11, 40, 7, 3]], device="cuda")
+    with torch.no_grad():
+        want = exact(input_ids=ids).logits[0, -1].double()
+        theirs = relative_error(rounded(input_ids=ids).logits[0, -1], want)
+        with packed_linears(rounded, weights, "pruned"):
+            decoder = FusedDecoder(rounded, 16)
+            decoder._prefill(ids[0, :-1].tolist())
+            decoder.step.start(int(ids[0, -1]), 5)
+            got = torch.zeros(128, device="cuda")
+            decoder.step.run(got)
+    ours = relative_error(got, want)
+    assert ours <= 1.5 * theirs + 1e-3, (ours, theirs)
