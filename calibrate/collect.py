@@ -17,7 +17,7 @@ StatisticsKind = Literal["sum_sq", "hessian"]
 
 @dataclass(frozen=True, eq=False)
 class LayerStatistics:
-    """The inputs of one linear, summed over the rows that counted and divided by their number.
+    """The inputs of one linear, summed over the rows that counted and divided by their number (by their weight, where they have weights).
 
     Args:
         name: Dotted name of the layer.
@@ -62,6 +62,7 @@ class Collector:
         self._phases = frozenset(phases)
         self._kind = kind
         self._rows = dict.fromkeys(linears, 0)
+        self._weights = dict.fromkeys(linears, 0.0)
         self._sums: dict[str, Tensor] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -97,6 +98,7 @@ class Collector:
         if running.name not in self._phases:
             return
         rows = inputs.reshape(-1, inputs.shape[-1])
+        weights: Tensor | None = None
         if running.rows is not None:
             counts = running.rows.reshape(-1).to(rows.device)
             # Layers that see a re-ordered or routed selection of the tokens (mixture-of-experts) can't tell which rows count.
@@ -104,9 +106,14 @@ class Collector:
                 raise SdbenchError(
                     f"layer {name}: the forward feeds it {len(rows)} rows, but the phase marks {len(counts)}; leave it out with --ignore"
                 )
+            if counts.dtype != torch.bool:
+                counts, weights = counts != 0, counts[counts != 0]
             rows = rows[counts]
         self._rows[name] += len(rows)
+        self._weights[name] += len(rows) if weights is None else float(weights.sum())
         rows = rows.float()
+        if weights is not None:
+            rows = rows * weights.sqrt()[:, None]
         if self._kind == "sum_sq":
             self._sums[name] += rows.square().sum(dim=0)
         else:
@@ -120,7 +127,7 @@ class Collector:
                 f"layer {name}: no row reached it in calibration (phases that count: {', '.join(sorted(self._phases))}); "
                 "use more or other examples, or leave it out with --ignore"
             )
-        total = self._sums[name] / rows
+        total = self._sums[name] / self._weights[name]
         sum_sq = total if self._kind == "sum_sq" else total.diagonal()
         finite = sum_sq.isfinite()
         if not bool(finite.all()):

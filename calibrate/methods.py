@@ -1,6 +1,6 @@
 """The pruning methods by name, and their use on the linears of a model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -97,34 +97,24 @@ METHODS: dict[str, Method] = {
 
 
 def prune_linears(
-    linears: Mapping[str, nn.Linear],
-    statistics: Mapping[str, LayerStatistics],
-    pattern: Pattern,
-    method: str,
-    on_layer: Callable[[str, Pruned], None] | None = None,
-) -> dict[str, Pruned]:
-    """Prunes each linear's weight; the model itself stays as it is.
+    linears: Mapping[str, nn.Linear], statistics: Mapping[str, LayerStatistics], pattern: Pattern, method: str
+) -> Iterator[tuple[str, Pruned]]:
+    """Prunes one linear's weight after the other; the model itself stays as it is.
 
     Args:
         linears: Layers by dotted name.
-        statistics: By the same names, from the dense model; may be empty for a method that needs none.
+        statistics: By the same names; may be empty for a method that needs none.
         pattern: N:M.
         method: A name in `METHODS`.
-        on_layer: Called with each layer's name and result, for progress.
 
     Returns:
-        Pruned weights and masks by name, on the layers' devices.
+        An iterator of names and pruned weights, on the layers' devices; each is made when it is asked for, and none is kept.
 
     Raises:
-        UsageError: Unknown method, or a width that is not a multiple of M; checked for all layers before the first is pruned.
-        SdbenchError: Statistics that are missing, or NaN or Inf.
+        UsageError: Unknown method, or a width that is not a multiple of M; at once, for all layers.
+        SdbenchError: Statistics that are missing, or NaN or Inf; when the layer's turn comes.
     """
     chosen = lookup("method", method, METHODS)
     for name, linear in linears.items():
         pattern.require_width(linear.in_features, name)
-    pruned: dict[str, Pruned] = {}
-    for name, linear in linears.items():
-        pruned[name] = chosen.prune(linear.weight, statistics.get(name), pattern, name)
-        if on_layer is not None:
-            on_layer(name, pruned[name])
-    return pruned
+    return ((name, chosen.prune(linear.weight, statistics.get(name), pattern, name)) for name, linear in linears.items())

@@ -90,7 +90,7 @@ def load_examples(path: Path | str) -> list[Example]:
         UsageError: It is an official test split by its name or by a record's ``"split": "test"``.
     """
     file = Path(path)
-    _refuse_test_name(file)
+    refuse_test_name(file)
     examples: dict[str, Example] = {}
     # Only b"\n" ends a line: str.splitlines would also break at U+2028 and U+0085 inside a text.
     for number, line in enumerate(_read(file).split(b"\n"), start=1):
@@ -158,12 +158,12 @@ def split(
     if len({path.resolve() for path in (source, *outputs)}) < 4:
         raise UsageError("source, train, validation and manifest must be four different files")
     for path in (source, train_out, validation_out):
-        _refuse_test_name(path)
+        refuse_test_name(path)
     there = [str(path) for path in outputs if path.exists()]
     if there and not force:
         raise UsageError(f"already there: {', '.join(there)}; use --force to replace, or choose other names")
 
-    source_hash = _sha256(source)
+    source_hash = sha256_of(source)
     revision = f"sha256-{source_hash[:12]}" if revision is None else revision
     _require_revision(revision)
 
@@ -248,7 +248,7 @@ def verify_manifest(
     for name, path, part in (("train", train_path, manifest.parts.train), ("validation", validation_path, manifest.parts.validation)):
         if path is None:
             continue
-        actual = _sha256(Path(path))
+        actual = sha256_of(Path(path))
         if actual != part.sha256:
             raise CheckFailed(
                 f"{path} is not the {name} part that {manifest_path} pins: SHA-256 {part.sha256[:12]} expected, {actual[:12]} found; "
@@ -271,7 +271,12 @@ def read_manifest(path: Path | str) -> Manifest:
         raise SdbenchError(f"{path} is no sdbench.split/1 manifest ({_first_fault(error)}); make one with 'sdbench split'") from error
 
 
-def _refuse_test_name(path: Path) -> None:
+def refuse_test_name(path: Path) -> None:
+    """Refuses a file that its name gives away as a test split.
+
+    Raises:
+        UsageError: The name, or that of the file that a link leads to, says test.
+    """
     for name in dict.fromkeys((path.name, path.resolve().name)):
         if re.search(r"(?<![a-z])tests?(?![a-z])", Path(name).stem.casefold()):
             raise UsageError(f"{path}: the name {name!r} says test split, which sdbench never reads or writes; use the training split")
@@ -334,10 +339,15 @@ def _to_jsonl(examples: Iterable[Example]) -> str:
 
 
 def _part(path: Path, examples: Sequence[Example]) -> Part:
-    return Part(file=path.name, sha256=_sha256(path), examples=len(examples))
+    return Part(file=path.name, sha256=sha256_of(path), examples=len(examples))
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal.
+
+    Raises:
+        SdbenchError: The file cannot be read.
+    """
     return hashlib.sha256(_read(path)).hexdigest()
 
 

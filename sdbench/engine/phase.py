@@ -21,7 +21,8 @@ class Phase:
 
     Args:
         name: ``prefill`` or ``decode``.
-        rows: Bool [batch, positions], True for the rows that count (no padding, no finished reply); None when all do.
+        rows: Bool [batch, positions], True for the rows that count (no padding, no finished reply), or float32 with each row's weight, 0
+            for those that don't count; None when all do.
     """
 
     name: PhaseName
@@ -42,7 +43,7 @@ def phase(name: PhaseName, rows: Tensor | None = None) -> Iterator[Phase]:
 
     Args:
         name: ``prefill`` or ``decode``.
-        rows: Bool [batch, positions] of the rows that count; None when all do.
+        rows: Which rows count, as in `Phase`; None when all do.
 
     Raises:
         RuntimeError: A phase is open already; two loops would count the same rows.

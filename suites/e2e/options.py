@@ -119,7 +119,7 @@ class CalibrationOptions:
 
     @cached_property
     def _pinned(self) -> dict[str, str | None]:
-        """What tells files of the same names apart: SHA-256 of the data files (of the parts, as their manifest has it), a model's stamps."""
+        """What tells files of the same names apart: SHA-256 of the data files (as a manifest has it), stamps of a model's."""
         parts = read_manifest(self.split_manifest).parts if self.split_manifest else None
         hashes = {f"{name}_sha256": getattr(parts, name).sha256 if parts else None for name in self.files if name != "split_manifest"}
         return hashes | {

@@ -5,9 +5,10 @@ from transformers import PreTrainedModel
 
 from sdbench.calibrate import magnitude, sparsegpt, wanda
 from sdbench.calibrate.collect import LayerStatistics
-from sdbench.calibrate.methods import METHODS, Pruned, prune_linears
+from sdbench.calibrate.methods import METHODS, prune_linears
+from sdbench.calibrate.replay import collect
 from sdbench.calibrate.select import select_linears
-from sdbench.calibrate.sources import CalibrationText, collect
+from sdbench.calibrate.sources import CalibrationText
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.pattern import Pattern
 
@@ -28,9 +29,8 @@ def test_case_16_every_method_prunes_exactly_and_leaves_the_tied_model_alone(
     linears = select_linears(tiny_qwen3)
     needs = METHODS[method].needs
     statistics = {} if needs == "none" else collect(tiny_qwen3, linears, TEXTS, needs)
-    seen: list[str] = []
-    pruned = prune_linears(linears, statistics, pattern, method, on_layer=lambda name, _: seen.append(name))
-    assert list(pruned) == seen == list(linears)
+    pruned = dict(prune_linears(linears, statistics, pattern, method))
+    assert list(pruned) == list(linears)
     assert "lm_head" not in pruned
     for name, result in pruned.items():
         weight = linears[name].weight
@@ -54,7 +54,7 @@ def test_each_method_is_its_own_function(tiny_llama: PreTrainedModel) -> None:
             "wanda": wanda.keep_mask(weight, layer.sum_sq, TWO_FOUR),
             "sparsegpt": sparsegpt.prune(weight, layer.hessian, TWO_FOUR)[1],
         }
-        results = {method: prune_linears({name: linear}, statistics, TWO_FOUR, method)[name] for method in METHODS}
+        results = {method: dict(prune_linears({name: linear}, statistics, TWO_FOUR, method))[name] for method in METHODS}
         for method, mask in masks.items():
             assert torch.equal(results[method].keep, mask)
         assert not torch.equal(masks["magnitude"], masks["wanda"])
@@ -74,20 +74,18 @@ def test_unknown_method_suggests_the_nearest() -> None:
 def test_case_6_all_widths_are_checked_before_the_first_layer(tiny_llama: PreTrainedModel) -> None:
     linears = select_linears(tiny_llama, ["down_proj"])
     linears["odd"] = torch.nn.Linear(10, 4)
-    seen: list[Pruned] = []
     with pytest.raises(UsageError, match=r"layer odd: in_features 10 .*M=4"):
-        prune_linears(linears, {}, TWO_FOUR, "magnitude", on_layer=lambda _, result: seen.append(result))
-    assert seen == []
+        prune_linears(linears, {}, TWO_FOUR, "magnitude")  # nothing has been asked of the iterator
 
 
 @pytest.mark.parametrize(("method", "kind"), [("wanda", "sum_sq"), ("sparsegpt", "hessian")])
 def test_missing_statistics_name_the_layer(method: str, kind: str) -> None:
     linears = {"up": torch.nn.Linear(4, 4)}
     with pytest.raises(SdbenchError, match=f"layer up: the method needs a {kind}"):
-        prune_linears(linears, {}, TWO_FOUR, method)
+        dict(prune_linears(linears, {}, TWO_FOUR, method))
     if kind == "hessian":
         with pytest.raises(SdbenchError, match="layer up: the method needs a hessian"):
-            prune_linears(linears, {"up": LayerStatistics("up", 1, torch.ones(4))}, TWO_FOUR, method)
+            dict(prune_linears(linears, {"up": LayerStatistics("up", 1, torch.ones(4))}, TWO_FOUR, method))
 
 
 def test_case_12_nan_weight_of_a_model_names_the_layer(tiny_llama: PreTrainedModel) -> None:
@@ -95,4 +93,4 @@ def test_case_12_nan_weight_of_a_model_names_the_layer(tiny_llama: PreTrainedMod
     with torch.no_grad():
         linears["model.layers.1.mlp.up_proj"].weight[3, 5] = float("nan")
     with pytest.raises(SdbenchError, match=r"layer model\.layers\.1\.mlp\.up_proj: weight\[3, 5\] is nan"):
-        prune_linears(linears, {}, TWO_FOUR, "magnitude")
+        dict(prune_linears(linears, {}, TWO_FOUR, "magnitude"))

@@ -1,16 +1,15 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedModel
 
-from sdbench.calibrate.collect import Collector
-from sdbench.calibrate.select import select_linears
-from sdbench.calibrate.sources import SOURCES, CalibrationText, collect, equalise, make_text, replay_difference
-from sdbench.engine.greedy import greedy
+from sdbench.calibrate.choices import CalibrationChoices
+from sdbench.calibrate.sources import SOURCES, CalibrationText, assign, equalise, make_text, needs, require_sources
 from sdbench.errors import SdbenchError, UsageError
 
-PROMPT, REPLY, REFERENCE = (10, 11, 12), (20, 21, 22, 2), (30, 31)
+PROMPT, REPLY, REFERENCE, WINDOW = (10, 11, 12), (20, 21, 22, 2), (30, 31), (40, 41, 42)
 
 
 @pytest.mark.parametrize(
@@ -22,10 +21,28 @@ PROMPT, REPLY, REFERENCE = (10, 11, 12), (20, 21, 22, 2), (30, 31)
         ("self", (10, 11, 12, 20, 21, 22, 2), tuple(range(7))),
         ("teacher-forced", (10, 11, 12, 30, 31), tuple(range(5))),
         ("prefill", (10, 11, 12), (0, 1, 2)),
+        ("text", (40, 41, 42), (0, 1, 2)),
     ],
 )
 def test_text_and_rows_of_each_source(source: str, ids: tuple[int, ...], rows: tuple[int, ...]) -> None:
-    assert make_text(source, PROMPT, reply=REPLY, reference=REFERENCE) == CalibrationText(ids, rows)
+    assert make_text(source, PROMPT, reply=REPLY, reference=REFERENCE, window=WINDOW) == CalibrationText(ids, rows)
+
+
+@pytest.mark.parametrize(
+    ("source", "choices", "rows"),
+    [
+        ("decode", {"first": 2}, (3, 4)),
+        ("decode", {"last": 2}, (4, 5)),
+        ("decode", {"first": 9}, (3, 4, 5)),
+        ("decode", {"last": 9}, (3, 4, 5)),
+        ("decode+sink", {"sink": 2}, (0, 1, 3, 4, 5)),
+        # Positions of the prompt alone: a sink longer than it takes no decode step twice.
+        ("decode+sink", {"sink": 5, "last": 1}, (0, 1, 2, 5)),
+    ],
+)
+def test_choices_of_rows(source: str, choices: dict[str, int], rows: tuple[int, ...]) -> None:
+    text = make_text(source, PROMPT, reply=REPLY, choices=CalibrationChoices(**choices))
+    assert text == CalibrationText((10, 11, 12, 20, 21, 22), rows)
 
 
 def test_a_reply_of_one_token_has_no_decode_row() -> None:
@@ -38,19 +55,64 @@ def test_unknown_source_suggests_the_nearest() -> None:
         make_text("teacher_forced", PROMPT)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", [source for source in SOURCES if source != "mixed"])
 def test_missing_ingredients_are_named(source: str) -> None:
-    needs = SOURCES[source]
-    if needs.needs_reply:
-        with pytest.raises(SdbenchError, match=rf"{source.replace('+', '.')}: needs a reply"):
-            make_text(source, PROMPT, reference=REFERENCE)
-    elif needs.needs_reference:
-        with pytest.raises(SdbenchError, match=f"{source}: needs a reference answer"):
-            make_text(source, PROMPT, reply=REPLY)
-    else:
+    given = {"reply": REPLY, "reference": REFERENCE, "window": WINDOW}
+    need = SOURCES[source].needs
+    if need is None:
         assert make_text(source, PROMPT).ids == PROMPT
+    else:
+        words = {"reply": "a reply of the model", "reference": "a reference answer", "window": "a window of the calibration text"}
+        with pytest.raises(SdbenchError, match=rf"{source.replace('+', '.')}: needs {words[need]}, and this example has none"):
+            make_text(source, PROMPT, **{name: ids for name, ids in given.items() if name != need})
     with pytest.raises(SdbenchError, match="the prompt has no token"):
-        make_text(source, (), reply=REPLY, reference=REFERENCE)
+        make_text(source, (), **given)
+
+
+def test_a_mix_shares_the_examples_out_by_weight() -> None:
+    choices = CalibrationChoices(mix=(("decode", 3.0), ("prefill", 1.0)))
+    order = assign("mixed", 8, choices)
+    assert order.count("decode") == 6 and order.count("prefill") == 2
+    assert assign("mixed", 5, choices) == order[:5], "a longer draw goes on where a shorter one ends"
+    assert assign("decode", 2, choices) == ["decode", "decode"]
+    assert needs(["mixed"], choices) == {"reply"} and needs(["prefill"], choices) == set()
+    with pytest.raises(SdbenchError, match="each example belongs to one of its parts"):
+        make_text("mixed", PROMPT, reply=REPLY)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=4), st.integers(1, 60))
+def test_shares_of_a_mix_are_within_one_example(weights: list[float], count: int) -> None:
+    names = ["decode", "self", "prefill", "teacher-forced"][: len(weights)]
+    order = assign("mixed", count, CalibrationChoices(mix=tuple(zip(names, weights, strict=True))))
+    for name, weight in zip(names, weights, strict=True):
+        assert abs(order.count(name) - count * weight / sum(weights)) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("sources", "choices", "message"),
+    [
+        (["decod"], {}, "unknown calibration source 'decod'; did you mean decode"),
+        (["mixed"], {}, "name its parts"),
+        (["mixed"], {"mix": (("decod", 1.0),)}, "unknown calibration source 'decod'; did you mean decode"),
+        (["mixed"], {"mix": (("mixed", 1.0),)}, "a mix is made of other sources"),
+        (["mixed"], {"mix": (("text", 1.0),)}, "name a corpus with --calibration-text FILE"),
+        (["text"], {}, "name a corpus with --calibration-text FILE"),
+        (["decode"], {"mix": (("decode", 1.0),)}, "--mix changes nothing without the calibration source mixed"),
+        (["decode"], {"text": Path("a.txt")}, "--calibration-text changes nothing without the calibration source text"),
+        (["decode"], {"sink": 2}, r"--sink-tokens changes nothing without the calibration source decode\+sink"),
+        (["self"], {"first": 2}, "--first-decode changes nothing"),
+        (["self"], {"last": 2}, "--last-decode changes nothing"),
+        (["prefill"], {"temperature": 1.0}, "--temperature changes nothing"),
+    ],
+)
+def test_choices_that_do_not_fit_the_sources(sources: list[str], choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        require_sources(sources, CalibrationChoices(**choices))
+
+
+def test_choices_that_fit() -> None:
+    require_sources(["decode", "mixed"], CalibrationChoices(mix=(("text", 1.0), ("decode+sink", 2.0)), text=Path("a"), sink=3, last=4))
 
 
 @pytest.mark.parametrize("rows", [(3,), (-1,), (1, 0), (1, 1)])
@@ -89,57 +151,21 @@ def test_equalise_gives_equal_counts_of_original_rows(choices: list[list[int]]) 
             assert max(gaps) - min(gaps) <= 1
 
 
+def test_equalise_stops_at_a_token_budget() -> None:
+    ids = tuple(range(50))
+    texts = {
+        "decode": [CalibrationText(ids, tuple(range(first, first + 6))) for first in (10, 20, 30)],
+        "self": [CalibrationText(ids, tuple(range(40))) for _ in range(3)],
+    }
+    equal = equalise(texts, tokens=9)
+    assert [text.rows for text in equal["decode"]] == [(10, 11, 12, 13, 14, 15), (20, 23, 25)]
+    assert [len(text.rows) for text in equal["self"]] == [6, 3]
+    assert [len(text.rows) for text in equalise(texts, tokens=18)["self"]] == [6, 6, 6]
+    with pytest.raises(SdbenchError, match="3 calibration examples give 18 rows on every arm, fewer than --calibration-tokens 19"):
+        equalise(texts, tokens=19)
+
+
 def test_equalise_refuses_different_examples() -> None:
     text = CalibrationText((1,), (0,))
     with pytest.raises(SdbenchError, match="'decode': 1, 'self': 2"):
         equalise({"decode": [text], "self": [text, text]})
-
-
-@pytest.mark.parametrize("fixture", ["tiny_qwen3", "tiny_llama"])
-def test_replay_equals_live_decode_steps(fixture: str, request: pytest.FixtureRequest) -> None:
-    model = request.getfixturevalue(fixture)
-    linears = select_linears(model)
-    assert replay_difference(model, linears, [5, 6, 7, 8, 9], max_new_tokens=12, eos_ids=(), ignore_eos=True) < 1e-5
-    assert replay_difference(model, linears, [7], max_new_tokens=5, eos_ids=(), ignore_eos=True) < 1e-5
-
-
-def test_replay_difference_sees_a_wrong_row(tiny_qwen3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def off_by_one(source: str, prompt: tuple[int, ...], *, reply: tuple[int, ...]) -> CalibrationText:
-        right = make_text(source, prompt, reply=reply)
-        return CalibrationText(right.ids, tuple(row - 1 for row in right.rows))
-
-    monkeypatch.setattr("sdbench.calibrate.sources.make_text", off_by_one)
-    assert replay_difference(tiny_qwen3, select_linears(tiny_qwen3), [5, 6, 7], max_new_tokens=6, eos_ids=(), ignore_eos=True) > 1e-3
-
-
-def test_collect_sums_several_texts_like_one_live_batch(tiny_qwen3: PreTrainedModel) -> None:
-    linears = select_linears(tiny_qwen3)
-    prompts = [[5, 6, 7, 8, 9], [11, 12, 13]]
-    live = Collector(tiny_qwen3, linears, {"decode"}, "hessian")
-    with live:
-        replies = greedy(tiny_qwen3, prompts, max_new_tokens=6, eos_ids=(), ignore_eos=True)
-    texts = [make_text("decode", prompt, reply=reply.ids) for prompt, reply in zip(prompts, replies, strict=True)]
-    done: list[int] = []
-    replayed = collect(tiny_qwen3, linears, texts, "hessian", on_text=done.append)
-    assert done == [1, 2]
-    for name, layer in live.statistics().items():
-        assert replayed[name].rows == layer.rows == 10
-        hessian = replayed[name].hessian
-        assert hessian is not None and layer.hessian is not None
-        assert float((hessian - layer.hessian).norm() / layer.hessian.norm()) < 1e-5
-        assert torch.equal(replayed[name].sum_sq, hessian.diagonal())
-
-
-def test_collect_passes_over_texts_without_rows(tiny_qwen3: PreTrainedModel) -> None:
-    linears = select_linears(tiny_qwen3, ["q_proj"])
-    texts = [CalibrationText((1, 2), ()), CalibrationText((5, 6, 7), (0, 2))]
-    assert {layer.rows for layer in collect(tiny_qwen3, linears, texts, "sum_sq").values()} == {2}
-    with pytest.raises(SdbenchError, match="no calibration text has a row"):
-        collect(tiny_qwen3, linears, texts[:1], "sum_sq")
-
-
-def test_collect_computes_the_logits_of_one_position(tiny_llama: PreTrainedModel) -> None:
-    shapes: list[tuple[int, ...]] = []
-    with tiny_llama.lm_head.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape))):
-        collect(tiny_llama, select_linears(tiny_llama), [CalibrationText((5, 6, 7), (0, 1, 2))], "sum_sq")
-    assert shapes == [(1, 1, 128)]

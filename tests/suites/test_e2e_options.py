@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from sdbench.calibrate.choices import CalibrationChoices
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.models import resolve_model
 from sdbench.pattern import Pattern
@@ -129,6 +130,27 @@ def test_every_option_is_among_the_arguments(tmp_path: Path) -> None:
     for field in fields(E2EOptions):
         new = changed[field.name] if field.name in changed else getattr(base, field.name) + 1
         assert replace(base, **{field.name: new}).arguments() != base.arguments(), field.name
+    text, other_text = tmp_path / "text.txt", tmp_path / "text.jsonl"
+    text.write_text("one")
+    other_text.write_text("two")
+    changes = {
+        "sink": {"sink": 2},
+        "first": {"first": 3},
+        "last": {"last": 3},
+        "weighting": {"weighting": "late"},
+        "mix": {"mix": (("decode+sink", 2.0), ("text", 1.0))},
+        "tokens": {"tokens": 9},
+        "text": {"text": other_text},
+        "window": {"window": 9},
+        "temperature": {"temperature": 0.5},
+        "top_k": {"temperature": 1.0, "top_k": 5},
+        "top_p": {"temperature": 1.0, "top_p": 0.5},
+    }
+    sampled = CalibrationChoices(mix=(("decode+sink", 1.0), ("text", 1.0)), text=text, temperature=1.0)
+    mixed = replace(base, calib=("decode", "mixed"), choices=sampled)
+    for field in fields(CalibrationChoices):
+        other = replace(mixed, choices=replace(sampled, **changes[field.name]))
+        assert other.arguments() != mixed.arguments(), field.name
     hub = replace(base, spec=resolve_model("someone/else", None, CPU))
     assert replace(hub, spec=resolve_model("someone/else", "v2", CPU)).arguments() != hub.arguments()
 
@@ -154,6 +176,27 @@ def test_another_checkpoint_under_the_same_name_is_another_run(tmp_path: Path) -
     assert str(tmp_path) not in str(runs)
     folder.joinpath("model.safetensors").write_bytes(b"333")
     assert replace(BASE, spec=resolve_model(str(folder), None, CPU)).arguments() != runs[1]
+
+
+def test_a_corpus_is_known_by_what_it_holds(tmp_path: Path) -> None:
+    runs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        text = tmp_path / name / "corpus.txt"
+        text.write_text(name)
+        runs.append(replace(BASE, calib=("text",), choices=CalibrationChoices(text=text)).arguments())
+    assert runs[0]["calibration_text"] == runs[1]["calibration_text"] == "corpus.txt"
+    assert runs[0] != runs[1]
+    with pytest.raises(SdbenchError, match=r"cannot read .*none\.txt: No such file"):
+        replace(BASE, calib=("text",), choices=CalibrationChoices(text=tmp_path / "none.txt")).arguments()
+
+
+def test_choices_are_checked_against_the_arms() -> None:
+    with pytest.raises(UsageError, match="calibration source text: name a corpus"):
+        replace(BASE, calib=("text",))
+    with pytest.raises(UsageError, match="random: model has no tokenizer for a text"):
+        spec = resolve_model("random:qwen3-0.6b", None, CPU)
+        replace(BASE, spec=spec, calib=("text",), choices=CalibrationChoices(text=Path("a.txt")))
 
 
 def test_arguments_name_a_manifest_that_is_not_there(tmp_path: Path) -> None:
