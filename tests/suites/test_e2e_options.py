@@ -124,35 +124,39 @@ def test_every_option_is_among_the_arguments(tmp_path: Path) -> None:
         "dataset_revision": "r1",
         "targets": ("down_proj",),
         "ignore": ("down_proj",),
+        "choices": CalibrationChoices(tokens=100),
         **others,
     }
     base = replace(BASE, **files)
     for field in fields(E2EOptions):
         new = changed[field.name] if field.name in changed else getattr(base, field.name) + 1
         assert replace(base, **{field.name: new}).arguments() != base.arguments(), field.name
+    hub = replace(base, spec=resolve_model("someone/else", None, CPU))
+    assert replace(hub, spec=resolve_model("someone/else", "v2", CPU)).arguments() != hub.arguments()
+
+
+def test_every_choice_is_among_the_arguments(tmp_path: Path) -> None:
     text, other_text = tmp_path / "text.txt", tmp_path / "text.jsonl"
     text.write_text("one")
     other_text.write_text("two")
-    changes = {
+    mix = (("decode+sink", 1.0), ("text", 1.0))
+    changes: dict[str, dict[str, Any]] = {
         "sink": {"sink": 2},
         "first": {"first": 3},
         "last": {"last": 3},
         "weighting": {"weighting": "late"},
-        "mix": {"mix": (("decode+sink", 2.0), ("text", 1.0))},
+        "mix": {"mix": (*mix, ("prefill", 1.0))},
         "tokens": {"tokens": 9},
         "text": {"text": other_text},
         "window": {"window": 9},
         "temperature": {"temperature": 0.5},
-        "top_k": {"temperature": 1.0, "top_k": 5},
-        "top_p": {"temperature": 1.0, "top_p": 0.5},
+        "top_k": {"top_k": 5},
+        "top_p": {"top_p": 0.5},
     }
-    sampled = CalibrationChoices(mix=(("decode+sink", 1.0), ("text", 1.0)), text=text, temperature=1.0)
-    mixed = replace(base, calib=("decode", "mixed"), choices=sampled)
-    for field in fields(CalibrationChoices):
-        other = replace(mixed, choices=replace(sampled, **changes[field.name]))
-        assert other.arguments() != mixed.arguments(), field.name
-    hub = replace(base, spec=resolve_model("someone/else", None, CPU))
-    assert replace(hub, spec=resolve_model("someone/else", "v2", CPU)).arguments() != hub.arguments()
+    base = replace(BASE, calib=("decode", "mixed"), choices=CalibrationChoices(mix=mix, text=text, temperature=1.0))
+    for item in fields(CalibrationChoices):
+        other = replace(base, choices=replace(base.choices, **changes[item.name]))
+        assert other.arguments() != base.arguments(), item.name
 
 
 def test_other_examples_under_the_same_names_are_another_run(tmp_path: Path) -> None:
