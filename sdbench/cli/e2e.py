@@ -6,6 +6,7 @@ from pathlib import Path
 
 import rich_click as click
 
+from sdbench.cli.calibration import METHODS, SOURCES, calibration_options
 from sdbench.cli.options import device_option, json_option, output_option, run_directory
 from sdbench.cli.printing import print_report
 
@@ -20,14 +21,14 @@ DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
     multiple=True,
     default=["decode"],
     show_default=True,
-    help="Calibration source to judge: decode, decode+sink, self, prefill or teacher-forced (the control, always judged); may be repeated.",
+    help=f"Calibration source to judge: {SOURCES}; may be repeated. teacher-forced is the control and always judged.",
 )
 @click.option(
     "--model", help="Hub id, folder, .gguf file, random:<hub id or folder>, or demo.  [default: Qwen3-4B-Instruct-2507 on a GPU, else demo]"
 )
 @click.option("--revision", help="Revision of a hub model.")
 @click.option("--pattern", default="2:4", show_default=True, help="N:M, N kept of M.")
-@click.option("--method", default="wanda", show_default=True, help="wanda, sparsegpt, sparsegpt-median or magnitude.")
+@click.option("--method", default="wanda", show_default=True, help=f"{METHODS}.")
 @click.option(
     "--prefill",
     type=click.Choice(["pruned", "dense"]),
@@ -47,8 +48,15 @@ DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
 @click.option("--equal-tokens", type=int, default=128, show_default=True, help="Exact length of the timed runs, on every arm.")
 @click.option("--warmup-tokens", type=int, default=8, show_default=True, help="Tokens decoded before timing.")
 @click.option("--rate-repeats", type=int, default=3, show_default=True, help="Timed runs an arm; the median counts.")
+@click.option(
+    "--compile-baseline/--no-compile-baseline",
+    default=True,
+    show_default=True,
+    help="On a GPU, also time the dense model under torch.compile, which takes a minute to compile.",
+)
 @click.option("--prompt-tokens", type=int, default=128, show_default=True, help="Prompt length for a random: model.")
 @click.option("--batch-size", type=int, default=16, show_default=True, help="Calibration replies decoded at once.")
+@calibration_options
 @click.option("--targets", multiple=True, help="Pattern of linears to prune, such as '*.mlp.*' or down_proj; all when left out.")
 @click.option("--ignore", multiple=True, help="Pattern of linears to leave dense.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every draw.")
@@ -78,6 +86,7 @@ def command(
     \b
     sdbench e2e --calib decode
     sdbench e2e --calib decode --calib self --pattern 16:32 --prefill dense
+    sdbench e2e --calib decode --calib text --calibration-text c4.jsonl --sequential --method sparsegpt
     sdbench e2e --model random:Qwen/Qwen3-4B-Instruct-2507 --equal-tokens 256
     sdbench split train.jsonl --output data
     sdbench e2e --model model.gguf --train data/train.jsonl \\
