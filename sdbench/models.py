@@ -132,7 +132,7 @@ def load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progre
     """
     _silence()
     tell = progress or (lambda line: None)
-    folder, spec = _locate(spec, tell)
+    folder, spec = locate_model(spec, tell)
     with _one_line(spec):
         if spec.kind == "random":
             tell(f"making random weights for {spec.source}")
@@ -184,8 +184,16 @@ def _is_path(spec: ModelSpec) -> bool:
     return spec.kind in ("folder", "gguf") or (spec.kind == "random" and not find_architecture(spec.source) and Path(spec.source).is_dir())
 
 
-def _locate(spec: ModelSpec, tell: Callable[[str], None]) -> tuple[Path, ModelSpec]:
-    """The folder or file that holds the model (unused for a known random architecture), and the spec with the hub's commit."""
+def locate_model(spec: ModelSpec, tell: Callable[[str], None]) -> tuple[Path, ModelSpec]:
+    """The folder or file that holds the model (unused for a known random architecture), and the spec with the hub's commit.
+
+    Args:
+        spec: From :func:`resolve_model`.
+        tell: Told in one line what takes time.
+
+    Raises:
+        SdbenchError: The hub does not have it or cannot be reached.
+    """
     if spec.kind == "demo":
         from sdbench.demo import MODEL_DIR  # the demo's data sits above this module
 
@@ -221,10 +229,12 @@ def _download(spec: ModelSpec, *, weights: bool) -> Path:
 def _read_folder(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     if not (folder / "config.json").is_file():
         raise SdbenchError(f"model {name!r} has no config.json, so it is not a transformers checkpoint")
-    _check_weight_files(name, folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    if getattr(config, "quantization_config", None) is not None:
+    if (entry := getattr(config, "quantization_config", None)) is not None:
+        if entry.get("quant_method") == "sdbench":
+            raise SdbenchError(f"model {name!r} is pruned and packed already; give the dense checkpoint that it was made from")
         raise SdbenchError(f"model {name!r} is quantised; pruning needs the unquantised checkpoint (or a .gguf file)")
+    _check_weight_files(name, folder)
     tokenizer = _read_tokenizer(folder)
     if tokenizer is None:
         raise SdbenchError(f"model {name!r} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})")

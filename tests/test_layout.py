@@ -15,9 +15,10 @@ SOURCE = ("sdbench", *JOINED)
 MAX_LINES = 400
 
 LAYERS = (
-    ("sdbench/cli", "sdbench/__main__.py"),
+    ("sdbench/cli", "sdbench/__main__.py", "sdbench/__init__.py"),
     ("suites",),
     ("calibrate",),
+    ("sdbench/checkpoints",),
     ("sdbench/engine", "sdbench/models.py"),
     ("kernels",),
 )
