@@ -5,7 +5,6 @@ and all linears of a block are pruned from one pass through the block as it was.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from sdbench.calibrate.choices import Weighting
 from sdbench.calibrate.collect import Collector, LayerStatistics
+from sdbench.calibrate.in_place import weights_in_place
 from sdbench.calibrate.methods import METHODS, Pruned, prune_linears
 from sdbench.calibrate.registry import lookup
 from sdbench.calibrate.replay import replayed, require_rows, row_weights
@@ -86,24 +86,6 @@ def find_blocks(model: Any, linears: Mapping[str, nn.Linear]) -> dict[str, nn.Mo
         f"layer {outside}: outside of the model's list of blocks, which sequential calibration walks; leave it out with --ignore or "
         "calibrate in one pass"
     )
-
-
-@contextmanager
-def weights_in_place(linears: Mapping[str, nn.Linear], weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, the linears multiply by other weights of the same shape; afterwards by their own.
-
-    Args:
-        linears: Layers by name.
-        weights: [out, in] by the same names, or by some of them.
-    """
-    originals = {name: linears[name].weight.data for name in weights}
-    try:
-        for name, weight in weights.items():
-            linears[name].weight.data = weight
-        yield
-    finally:
-        for name, original in originals.items():
-            linears[name].weight.data = original
 
 
 def _prune_blocks(

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 
 from sdbench.calibrate.collect import LayerStatistics
+from sdbench.calibrate.in_place import weights_in_place
 from sdbench.calibrate.methods import METHODS, Pruned, prune_linears
 from sdbench.calibrate.replay import collect
 from sdbench.calibrate.select import select_linears
-from sdbench.calibrate.sequential import find_blocks, prune_sequentially, weights_in_place
+from sdbench.calibrate.sequential import find_blocks, prune_sequentially
 from sdbench.calibrate.sources import CalibrationText
 from sdbench.errors import CheckFailed, SdbenchError, UsageError
 from sdbench.pattern import Pattern

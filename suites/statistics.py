@@ -1,0 +1,80 @@
+"""Whether two arms of the same questions differ: a paired bootstrap of a ratio of means, and McNemar's exact test."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure and its bootstrap interval.
+
+    Attributes:
+        estimate: From the sample itself.
+        low: Lower end.
+        high: Upper end.
+    """
+
+    estimate: float
+    low: float
+    high: float
+
+    def as_dict(self) -> dict[str, float]:
+        """The three figures by name."""
+        return asdict(self)
+
+
+def ratio_of_means(
+    numerator: Sequence[float], denominator: Sequence[float], *, seed: int = 0, resamples: int = 10_000, level: float = 0.95
+) -> Interval | None:
+    """``mean(numerator) / mean(denominator)`` with a percentile interval over resampled pairs.
+
+    Args:
+        numerator: One figure a question, of one arm.
+        denominator: Those of the other arm, of the same questions in the same order; none negative.
+        seed: Seed of the resampling.
+        resamples: Bootstrap samples.
+        level: Share of them that lies inside.
+
+    Returns:
+        None where there is no such interval: fewer than two questions, or a denominator of zeros.
+
+    Raises:
+        ValueError: The arms have different numbers of questions.
+    """
+    if len(numerator) != len(denominator):
+        raise ValueError(f"{len(numerator)} figures against {len(denominator)}: a paired bootstrap needs the same questions in both arms")
+    above, below = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
+    if len(above) < 2 or not below.any():
+        return None
+    found = stats.bootstrap(
+        (above, below),
+        lambda a, b, axis: a.mean(axis=axis) / b.mean(axis=axis),
+        paired=True,
+        n_resamples=resamples,
+        confidence_level=level,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    return Interval(float(above.mean() / below.mean()), float(found.confidence_interval.low), float(found.confidence_interval.high))
+
+
+def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
+    """Two-sided exact p of McNemar's test: how likely so lopsided a disagreement is when both arms are equally good.
+
+    Only the questions count that one arm got right and the other wrong; under the null each is a fair coin.
+
+    Args:
+        first: Right or wrong, a question each.
+        second: The other arm's, of the same questions in the same order.
+
+    Raises:
+        ValueError: The arms have different numbers of questions.
+    """
+    pairs = list(zip(first, second, strict=True))
+    only_first, only_second = pairs.count((True, False)), pairs.count((False, True))
+    if not only_first + only_second:
+        return 1.0
+    return float(stats.binomtest(only_first, only_first + only_second).pvalue)

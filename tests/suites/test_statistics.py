@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+
+from sdbench.suites.statistics import mcnemar, ratio_of_means
+
+
+def test_two_questions_by_hand() -> None:
+    """Resampled means of 1 and 3 are 1, 2, 3 with probability 1/4, 1/2, 1/4."""
+    found = ratio_of_means([1.0, 3.0], [1.0, 1.0])
+    assert found is not None and (found.estimate, found.low, found.high) == (2.0, 1.0, 3.0)
+    inner = ratio_of_means([1.0, 3.0], [1.0, 1.0], level=0.4)
+    assert inner is not None and (inner.low, inner.high) == (2.0, 2.0)
+    assert found.as_dict() == {"estimate": 2.0, "low": 1.0, "high": 3.0}
+
+
+def test_it_is_a_ratio_of_means_and_not_a_mean_of_ratios() -> None:
+    found = ratio_of_means([1.0, 9.0], [1.0, 3.0])
+    assert found is not None and found.estimate == 2.5
+
+
+def test_pairs_stay_together() -> None:
+    """Twice the other arm on every question: no resampling can shake that, however much the questions differ."""
+    base = np.random.default_rng(0).lognormal(sigma=2.0, size=30)
+    found = ratio_of_means(2 * base, base)
+    assert found is not None and found.low == pytest.approx(2.0) and found.high == pytest.approx(2.0)
+    shuffled = ratio_of_means(2 * base, base[::-1])
+    assert shuffled is not None and shuffled.low < 1 < 3 < shuffled.high
+
+
+def test_the_seed_decides() -> None:
+    generator = np.random.default_rng(1)
+    one, other = generator.random(20), generator.random(20)
+    assert ratio_of_means(one, other, seed=5) == ratio_of_means(one, other, seed=5) != ratio_of_means(one, other, seed=6)
+
+
+def test_where_there_is_no_interval() -> None:
+    assert ratio_of_means([1.0], [2.0]) is None
+    assert ratio_of_means([1.0, 2.0], [0.0, 0.0]) is None
+    with pytest.raises(ValueError, match="2 figures against 1"):
+        ratio_of_means([1.0, 2.0], [1.0])
+
+
+def test_mcnemar_by_hand() -> None:
+    # Five questions, all in one direction: 2 / 2^5.
+    assert mcnemar([True] * 6 + [False], [False] * 5 + [True, False]) == pytest.approx(0.0625)
+    # One against three: 2 * (1 + 4) / 2^4.
+    assert mcnemar([True, False, False, False], [False, True, True, True]) == pytest.approx(0.625)
+    assert mcnemar([True, False], [False, True]) == 1.0
+    assert mcnemar([True, False], [True, False]) == 1.0
+    with pytest.raises(ValueError, match="zip"):
+        mcnemar([True], [True, False])
