@@ -15,7 +15,7 @@ from sdbench.tables import Column, to_markdown
 Row = dict[str, Any]
 
 SPREADS = ("us", "speedup", "decode_rate_spread")
-"""Fields that hold several figures, or nothing."""
+"""Fields that may hold several figures."""
 
 
 @dataclass(frozen=True)
@@ -120,16 +120,14 @@ class Report:
 
     def csv(self) -> str:
         """The results as CSV, a line each; the figures of a spread, and each speed-up, have columns of their own."""
-        return csv_text(rows_to_frame([_flat(record) for record in self.records]))
+        nested = [name for name in SPREADS if any(isinstance(record.get(name), dict) for record in self.records)]
+        return csv_text(rows_to_frame([_flat(record, nested) for record in self.records]))
 
 
-def _flat(record: Row) -> Row:
-    flat: Row = {}
-    for name, value in record.items():
-        if name not in SPREADS:
-            flat[name] = value
-        elif isinstance(value, dict):
-            flat |= {f"{name}.{part}": figure for part, figure in value.items()}
+def _flat(record: Row, nested: Sequence[str]) -> Row:
+    flat = {name: value for name, value in record.items() if name not in nested}
+    for name in nested:
+        flat |= {f"{name}.{part}": figure for part, figure in (record.get(name) or {}).items()}
     return flat
 
 

@@ -39,7 +39,7 @@ def command(
 
     \b
     sdbench report run
-    sdbench report results/nvidia-h200/*/* --format markdown >> $GITHUB_STEP_SUMMARY
+    sdbench report run another --format markdown >> summary.md
     sdbench report run --format csv --output rows.csv
     sdbench report run --plot roofline.svg
     """

@@ -1,7 +1,8 @@
 """The command line in-process, and tiny checkpoints to call it with."""
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,34 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
         folder = tmp_path / name
         model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(MODEL_DIR).save_pretrained(folder)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def saved_run(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a run directory by hand."""
+
+    def write(
+        name: str, command: str, arguments: dict[str, Any], rows: Sequence[Any] = (), samples: Sequence[Any] = (), **record: Any
+    ) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        whole = {
+            "schema": "sdbench.run/1",
+            "command": command,
+            "arguments": arguments,
+            "environment": {"torch": "2.11.0", "triton": "3.6.0", "gpu": {"name": "NVIDIA H200"}},
+            "versions": {"sdbench": "0.1.0"},
+            "git": {"commit": "0123456789abcdef", "dirty": False},
+            "created": "2026-12-01T00:00:00+00:00",
+            "outcome": "complete",
+            "audit": [{"attempt": 1, "started": "2026-12-01T00:00:00+00:00", "outcome": "complete"}],
+        }
+        (folder / "run.json").write_text(json.dumps(whole | record))
+        for file, lines in (("rows.jsonl", rows), ("samples.jsonl", samples)):
+            (folder / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
         return folder
 
     return write

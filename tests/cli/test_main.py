@@ -20,6 +20,8 @@ PAGES = {
     "": ["sdbench e2e --calib decode", "sdbench kernels --pattern 2:4", "split", "env"],
     "e2e": ["sdbench e2e --calib decode", "--model", "--min-speedup", "default: 512; 160"],
     "kernels": ["sdbench kernels --pattern 2:4", "--shapes", "--variant"],
+    "report": ["sdbench report run", "--format", "--plot"],
+    "compare": ["sdbench compare before after", "--fail-over", "default: 5%"],
     "split": ["Example: sdbench split train.jsonl", "--validation-size"],
     "env": ["--json"],
 }
@@ -48,7 +50,7 @@ def test_help_shows_an_example_and_imports_nothing_heavy(command: str, tmp_path:
 
 def test_examples_are_not_folded_on_a_terminal_of_80_columns(sdbench, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("COLUMNS", "80")
-    for name in ("e2e", "kernels"):
+    for name in ("e2e", "kernels", "report", "compare"):
         examples = importlib.import_module(f"sdbench.cli.{name}").command.help.partition("\b\n")[2].splitlines()
         assert len(examples) >= 3
         lines = [line.strip() for line in sdbench(name, "--help").out.splitlines()]

@@ -1,0 +1,67 @@
+"""``sdbench report`` and ``sdbench compare`` on every committed run."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.text import Text
+
+from sdbench.results import read_jsonl
+
+RESULTS = Path(__file__).parents[2] / "results"
+COMMITTED = sorted(file.parent for file in RESULTS.glob("*/*/*/run.json") if file.parts[-4] != "local")
+KERNELS = RESULTS / "nvidia-h200/kernels/qwen3-4b"
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
+def test_every_one_renders_in_every_format(path, sdbench):
+    for form in ("text", "markdown", "csv", "json"):
+        done = sdbench("report", path, "--format", form)
+        assert (done.code, done.err) == (0, "") and done.out
+
+
+def test_sums_of_the_kernels(sdbench):
+    """Recomputed here from the rows, whatever the newest figures are."""
+    rows = [one for one in read_jsonl(KERNELS / "rows.jsonl") if one["record"] == "result" and one["us"]]
+
+    def total(kernel: str, **wanted: Any) -> float:
+        of_kind = [one for one in rows if one["kernel"] == kernel and wanted.items() <= one.items()]
+        return sum(min(one["us"]["p50"] for one in of_kind if one["layer"] == layer) for layer in ("qkv", "o", "gate_up", "down"))
+
+    out = sdbench("report", KERNELS).out
+    linear, dense = total("dense", variant="linear"), total("dense")
+    for pattern in {one["pattern"] for one in rows if one["kernel"] == "spmv"}:
+        sparse = total("spmv", pattern=pattern)
+        line = f"{pattern}: sum {sparse:.1f} us, {linear / sparse:.2f}x over F.linear, {dense / sparse:.2f}x over the fastest dense"
+        assert line in out
+    for one in rows:
+        assert f" {one['us']['p50']:.2f} " in out and f" {one['us']['p20']:.2f}-{one['us']['p80']:.2f} " in out
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
+def test_no_figure_is_cut_on_80_columns(path, sdbench, monkeypatch):
+    """CASES 23."""
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    wide = sdbench("report", path).out.splitlines()
+    monkeypatch.setattr(sys, "stdout", out)
+    assert sdbench("report", path).code == 0
+    lines = Text.from_ansi(out.getvalue()).plain.splitlines()
+    table = [line for line in lines if line.startswith(" ")]
+    assert max(map(len, table)) <= 80
+    words = {word for line in table for word in line.split()}
+    assert {word for line in wide if line.startswith(" ") for word in line.split()} <= words
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
+def test_a_committed_run_is_no_worse_than_itself(path, sdbench):
+    done = sdbench("compare", path, path, "--json")
+    assert (done.code, done.err) == (0, "")
+    whole = json.loads(done.out)
+    assert whole["rows"] and {one["verdict"] for one in whole["rows"]} == {"same"}
+    timed = [one["ratio"] for one in whole["rows"] if one["figure"] in ("us", "tok/s")]
+    assert timed and set(timed) == {1.0}
