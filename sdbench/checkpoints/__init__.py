@@ -1,0 +1,1 @@
+"""Pruned checkpoints on disk: written, read back as transformers models, and checked."""

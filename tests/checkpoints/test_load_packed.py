@@ -1,0 +1,209 @@
+"""A packed checkpoint through sdbench.load and through transformers alone: the same bits, or a loud failure."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+import sdbench
+from sdbench.checkpoints.files import INDEX
+from sdbench.checkpoints.linear import CheckpointLinear
+from sdbench.engine.greedy import greedy
+from sdbench.engine.packed_linear import PackedLinear
+from sdbench.errors import CheckFailed, SdbenchError
+
+IDS = torch.tensor([[1, 5, 9, 7, 11, 4]])
+
+
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS, use_cache=False).logits
+
+
+class TestRoundTrip:
+    @pytest.mark.parametrize("pattern", ["2:4", "16:32", "3:8"])
+    def test_weights_masks_and_logits_are_bit_equal(self, pattern, write, tiny_llama):
+        written = write(tiny_llama, pattern)
+        model = sdbench.load(written.folder, device="cpu")
+        packed = {name: module for name, module in model.named_modules() if isinstance(module, PackedLinear)}
+        assert list(packed) == list(written.weights)
+        for name, module in packed.items():
+            assert torch.equal(module.packed.unpack(), written.weights[name])
+            assert torch.equal(module.packed.keep(), written.keep[name])
+        assert torch.equal(logits(model), logits(written.pruned_model()))
+
+    def test_bf16_stays_bf16(self, write, tiny_llama):
+        model = tiny_llama.to(torch.bfloat16)
+        written = write(model)
+        loaded = sdbench.load(written.folder, device="cpu", dtype=torch.bfloat16)
+        name = next(iter(written.weights))
+        assert torch.equal(loaded.get_submodule(name).packed.unpack(), written.weights[name])
+        assert loaded.get_submodule(name).packed.dtype == loaded.model.embed_tokens.weight.dtype == torch.bfloat16
+
+    def test_tied_embeddings_stay_tied(self, write, tiny_qwen3):
+        """CASES 16: lm_head is skipped and the embedding unchanged."""
+        before = tiny_qwen3.model.embed_tokens.weight.clone()
+        written = write(tiny_qwen3)
+        model = sdbench.load(written.folder, device="cpu")
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        assert torch.equal(model.lm_head.weight, before)
+        assert not any("lm_head" in name for name in load_file(written.folder / "model.safetensors"))
+
+    def test_several_shards(self, write, tiny_llama):
+        written = write(tiny_llama, shard_bytes=60_000)
+        index = json.loads((written.folder / INDEX).read_text())
+        assert len(set(index["weight_map"].values())) > 2
+        assert set(index["weight_map"]) == set(written.provenance.tensors)
+        assert max(path.stat().st_size for path in written.folder.glob("*.safetensors")) < 66_000
+        assert torch.equal(logits(sdbench.load(written.folder, device="cpu")), logits(written.pruned_model()))
+
+    def test_a_dense_export_is_an_ordinary_checkpoint_with_zeros(self, write, tiny_qwen3):
+        written = write(tiny_qwen3, kind="dense")
+        model = AutoModelForCausalLM.from_pretrained(written.folder)
+        assert not any(isinstance(module, PackedLinear) for module in model.modules())
+        assert torch.equal(logits(model), logits(written.pruned_model()))
+        with pytest.raises(SdbenchError, match="is dense, not a packed checkpoint"):
+            sdbench.load(written.folder, device="cpu")
+
+    def test_tokenizer_and_generation_config_come_along(self, write, tiny_qwen3):
+        tiny_qwen3.generation_config.top_k = 17
+        written = write(tiny_qwen3)
+        assert sdbench.load(written.folder, device="cpu").generation_config.top_k == 17
+        assert AutoTokenizer.from_pretrained(written.folder).chat_template
+
+
+class TestPlainTransformers:
+    def test_from_pretrained_reads_it_once_sdbench_is_imported(self, write, tiny_qwen3):
+        written = write(tiny_qwen3)
+        model = AutoModelForCausalLM.from_pretrained(written.folder)
+        assert model.hf_quantizer.is_compileable
+        assert torch.equal(logits(model), logits(written.pruned_model()))
+
+    def test_transformers_may_be_imported_after_sdbench(self, write, tiny_qwen3):
+        """The other order is that of every test here."""
+        written = write(tiny_qwen3)
+        code = (
+            f"import sdbench, transformers\nmodel = transformers.AutoModelForCausalLM.from_pretrained({str(written.folder)!r})\n"
+            "print(sum(type(module).__name__ == 'CheckpointLinear' for module in model.modules()))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.stdout == "14\n", done.stderr
+
+    def test_without_sdbench_it_fails(self, write, tiny_qwen3):
+        """transformers only warns of a format that it does not know, and would go on with random layers."""
+        written = write(tiny_qwen3)
+        code = (
+            "import sys\nsys.modules['sdbench'] = None\nimport transformers\n"
+            f"transformers.AutoModelForCausalLM.from_pretrained({str(written.folder)!r})"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "Unknown quantization type, got sdbench" in done.stderr
+        assert "RuntimeError" in done.stderr.splitlines()[-1]
+
+    def test_the_loaded_model_cannot_be_saved_as_something_else(self, write, tiny_qwen3, tmp_path):
+        model = sdbench.load(write(tiny_qwen3).folder, device="cpu")
+        with pytest.raises(ValueError, match="not serializable"):
+            model.save_pretrained(tmp_path / "again")
+
+
+class TestRunning:
+    def test_generate_and_our_own_loop_say_the_same(self, write, tiny_llama):
+        written = write(tiny_llama)
+        model = sdbench.load(written.folder, device="cpu")
+        plain = model.generate(
+            IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=6, min_new_tokens=6, do_sample=False, eos_token_id=[2, 3]
+        )
+        calls = [module.calls for module in model.modules() if isinstance(module, PackedLinear)]
+        assert calls == [5] * 14
+        (reply,) = greedy(model, [IDS[0].tolist()], max_new_tokens=6, eos_ids=(), ignore_eos=True)
+        (want,) = greedy(written.pruned_model(), [IDS[0].tolist()], max_new_tokens=6, eos_ids=(), ignore_eos=True)
+        assert reply.ids == want.ids
+        assert not {2, 3} & set(reply.ids)
+        assert tuple(plain[0, IDS.shape[1] :].tolist()) == reply.ids
+
+    def test_to_another_dtype_packs_anew(self, write, tiny_llama):
+        written = write(tiny_llama)
+        model = sdbench.load(written.folder, device="cpu").to(torch.bfloat16)
+        for name, weight in written.weights.items():
+            module = model.get_submodule(name)
+            assert torch.equal(module.packed.unpack(), weight.bfloat16())
+            assert torch.equal(module.packed.keep(), written.keep[name])
+            assert module.spmv.packed is module.packed
+
+    @pytest.mark.parametrize("rows", [1, 3])
+    def test_a_layer_compiles_into_one_graph(self, rows, write, tiny_llama):
+        written = write(tiny_llama)
+        layer = sdbench.load(written.folder, device="cpu").model.layers[0].mlp.down_proj
+        assert isinstance(layer, CheckpointLinear)
+        x = torch.randn(1, rows, layer.in_features, generator=torch.Generator().manual_seed(0))
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), layer(x))
+        assert layer.calls == (1 if rows == 1 else 0)
+
+
+class TestBadInput:
+    def test_a_cut_off_file(self, write, tiny_qwen3):
+        folder = write(tiny_qwen3).folder
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+        with pytest.raises(CheckFailed, match=r"model\.safetensors is damaged or cut short"):
+            sdbench.load(folder, device="cpu")
+
+    def test_a_missing_shard(self, write, tiny_qwen3):
+        folder = write(tiny_qwen3, shard_bytes=60_000).folder
+        shard = sorted(folder.glob("model-*.safetensors"))[1]
+        shard.unlink()
+        with pytest.raises(CheckFailed, match=f"the weight file {shard.name} is missing"):
+            sdbench.load(folder, device="cpu")
+
+    @pytest.mark.parametrize(
+        "name", ["model.layers.1.mlp.up_proj.bitmask", "model.layers.0.self_attn.q_proj.compressed", "model.norm.weight"]
+    )
+    def test_a_missing_tensor(self, name, write, edit, tiny_qwen3):
+        folder = write(tiny_qwen3).folder
+        edit(folder, {name: None})
+        with pytest.raises(CheckFailed, match=f"tensor {name} is missing"):
+            sdbench.load(folder, device="cpu")
+
+    def test_a_missing_tensor_under_plain_transformers(self, write, edit, tiny_qwen3):
+        folder = write(tiny_qwen3).folder
+        edit(folder, {"model.layers.1.mlp.up_proj.bitmask": None})
+        with pytest.raises(CheckFailed, match=r"tensor model\.layers\.1\.mlp\.up_proj\.bitmask is missing"):
+            AutoModelForCausalLM.from_pretrained(folder)
+
+    def test_a_mask_that_is_not_exact(self, write, edit, tiny_qwen3):
+        folder = write(tiny_qwen3).folder
+        name = "model.layers.0.mlp.up_proj"
+        mask = load_file(folder / "model.safetensors")[f"{name}.bitmask"]
+        mask[3, 1] = 0xFF
+        edit(folder, {f"{name}.bitmask": mask})
+        with pytest.raises(CheckFailed, match=f"layer {name}: row 3, columns 8 to 11 keep 4 weights"):
+            sdbench.load(folder, device="cpu")
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"version": 2}, "format version 2, and this sdbench reads version 1"),
+            ({"pattern": "4:2"}, "quantization_config.pattern: pattern 4:2"),
+            ({"layers": []}, "layers is no list of layer names"),
+            ({"layers": ["model.layers.9.mlp.up_proj"]}, "tensor model.layers.9.mlp.up_proj.compressed is missing"),
+            ({"layers": ["model.norm"]}, "tensor model.norm.compressed is missing"),
+        ],
+    )
+    def test_a_config_that_does_not_fit(self, changes, message, write, tiny_qwen3):
+        folder = write(tiny_qwen3).folder
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] |= changes
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(SdbenchError, match=message):
+            sdbench.load(folder, device="cpu")
+
+    def test_not_a_checkpoint(self, tmp_path: Path):
+        with pytest.raises(SdbenchError, match=r"has no config\.json"):
+            sdbench.load(tmp_path, device="cpu")
