@@ -88,6 +88,23 @@ def read_run(path: Path) -> SavedRun:
 
 
 @dataclass(frozen=True)
+class Table:
+    """A further table of a run.
+
+    Attributes:
+        title: Its heading.
+        columns: Its columns.
+        cells: Its formatted cells.
+        lines: What stands under it.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    cells: Sequence[Sequence[str]]
+    lines: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Report:
     """A run as commands show it.
 
@@ -99,6 +116,7 @@ class Report:
         document: The JSON document.
         records: The results with all their digits, for CSV.
         header: What stands above it where the run is one of the past: what it was, and how it ended.
+        more: Further tables, which stand below.
     """
 
     title: str
@@ -108,6 +126,7 @@ class Report:
     document: dict[str, Any]
     records: Sequence[Row]
     header: Sequence[str] = ()
+    more: Sequence[Table] = ()
 
     def markdown(self) -> str:
         """The report for a job summary or a pull request."""
@@ -116,6 +135,9 @@ class Report:
             parts.append(to_markdown(self.columns, self.cells).rstrip("\n"))
         if self.lines:
             parts.append("\n".join(f"- {_text(line)}" for line in self.lines))
+        for table in self.more:
+            parts += [f"#### {_text(table.title)}", to_markdown(table.columns, table.cells).rstrip("\n")]
+            parts += ["\n".join(f"- {_text(line)}" for line in table.lines)] if table.lines else []
         return "\n\n".join(parts) + "\n"
 
     def csv(self) -> str:

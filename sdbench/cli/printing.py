@@ -19,12 +19,17 @@ def print_report(report: "Report", file: TextIO | None = None) -> None:
 
     from sdbench.tables import PIPE_WIDTH, render_table
 
+    console = Console(file=file, width=PIPE_WIDTH) if file else None
     for line in report.header:
         print(line, file=file)
     if report.cells:
-        console = Console(file=file, width=PIPE_WIDTH) if file else None
         render_table(report.columns, report.cells, title=report.title, console=console)
     else:
         print(f"{report.title}: {NOTHING}", file=file)
     for line in report.lines:
         print(line, file=file)
+    for more in report.more:
+        print(file=file)
+        render_table(more.columns, more.cells, title=more.title, console=console)
+        for line in more.lines:
+            print(line, file=file)

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -22,6 +22,8 @@ CONTROL = "teacher-forced"
 """Fixed-text calibration: the arm that every chosen source is compared with."""
 
 DENSE = "dense"
+
+Fidelity = Literal["no", "also", "only"]
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,11 @@ class E2EOptions(CalibrationOptions):
         validation_examples: Examples to judge.
         equal_tokens: Exact length of a rate run.
         warmup_tokens: Tokens decoded before a rate run, untimed.
+        compile_baseline: On a GPU, also time the dense model under torch.compile.
         rate_repeats: Rate runs an arm.
+        fidelity: Compare each pruned arm with the dense model at every position of the dense model's own replies; ``"only"`` judges
+            by nothing else: no answers of the pruned arms, no rates.
+        diagnose: Measure in each layer what calibration misses of the decode steps, and what pruning costs there.
     """
 
     least: ClassVar[dict[str, int]] = CalibrationOptions.least | {
@@ -155,6 +161,14 @@ class E2EOptions(CalibrationOptions):
     equal_tokens: int
     warmup_tokens: int
     rate_repeats: int
+    compile_baseline: bool = True
+    fidelity: Fidelity = "no"
+    diagnose: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.spec.kind == "random" and (self.fidelity != "no" or self.diagnose):
+            raise UsageError("a random: model gives no replies that mean anything; leave out --fidelity and --diagnose")
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -5,10 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from sdbench.results import with_status
+from sdbench.suites.e2e.tables import fidelity_table, layer_table
 from sdbench.suites.runs import Report, Row, SavedRun, last_of, measured
 from sdbench.tables import Column
 
 SCHEMA = "sdbench.e2e/1"
+
+ONLY_FIDELITY = "not measured: --fidelity-only"
+"""Why a figure is missing where pruned arms are judged by fidelity alone; told once, under the table."""
 
 COLUMNS = (
     Column("arm", key=True),
@@ -35,6 +39,7 @@ def of_run(run: SavedRun) -> Report:
         calibration[0] if calibration else {},
         str(run.path),
         model[0]["reason"] if model else None,
+        [measured(row) for row in run.latest("layer", "arm", "layer")],
     )
     lines = list(made.lines)
     attempts = {arm["arm"]: arm.get("attempt") for arm in arms}
@@ -53,6 +58,7 @@ def report(
     calibration: Mapping[str, Any],
     run_dir: str,
     model_reason: str | None,
+    layers: Sequence[Row] = (),
 ) -> Report:
     """What ``sdbench e2e`` shows.
 
@@ -63,6 +69,7 @@ def report(
         calibration: How the statistics came about.
         run_dir: The run directory.
         model_reason: Why it is this model; None where a run directory of an older version does not say.
+        layers: Rows of ``--diagnose``.
     """
     document = {
         "schema": SCHEMA,
@@ -73,10 +80,12 @@ def report(
         "options": arguments,
         "calibration": with_status(calibration),
         "arms": [with_status(arm) for arm in arms],
+        "layers": [with_status(layer) for layer in layers],
     }
     lines = notes(arguments, arms, calibration) if arms else []
     title = f"{arguments['model']}: dense against pruned, batch 1"
-    return Report(title, COLUMNS, table_rows(arms), lines, document, arms)
+    more = [table for table in (fidelity_table(arms), layer_table(layers)) if table]
+    return Report(title, COLUMNS, table_rows(arms), lines, document, arms, more=more)
 
 
 def table_rows(arms: Sequence[Row]) -> list[list[str]]:
@@ -86,11 +95,16 @@ def table_rows(arms: Sequence[Row]) -> list[list[str]]:
 
 def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mapping[str, Any]) -> list[str]:
     """Lines under the table: what was run, and why a figure is missing."""
-    lines = [
-        f"pattern {arguments['pattern']} ({arguments['method']}), prefill on {arguments['prefill']} weights",
-        f"match, EOS and cut off (at {arguments['max_tokens']} tokens) from answer runs; tok/s at exactly {arguments['equal_tokens']} "
-        f"tokens on every arm, median of {arguments['rate_repeats']}; x dense is the speed-up over the fastest dense baseline",
-    ]
+    lines = [f"pattern {arguments['pattern']} ({arguments['method']}), prefill on {arguments['prefill']} weights"]
+    if arguments.get("sequential"):
+        lines.append("each block calibrated on the pruned blocks before it")
+    if arguments.get("fidelity") == "only":
+        lines.append("pruned arms are judged by fidelity alone (--fidelity-only): no answers of theirs, and no rates")
+    else:
+        lines.append(
+            f"match, EOS and cut off (at {arguments['max_tokens']} tokens) from answer runs; tok/s at exactly {arguments['equal_tokens']} "
+            f"tokens on every arm, median of {arguments['rate_repeats']}; x dense is the speed-up over the fastest dense baseline"
+        )
     spreads = [(arm["arm"], arm["decode_rate_spread"]) for arm in arms if arm["decode_rate_spread"]]
     if spreads:
         lines.append("tok/s, p20 to p80: " + ", ".join(f"{name} {spread['p20']:.1f} to {spread['p80']:.1f}" for name, spread in spreads))
@@ -98,14 +112,27 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
     if sources:
         rows = ", ".join(f"{name} {entry['rows']} of {entry['rows_available']}" for name, entry in sources.items())
         lines.append(f"calibration rows a layer, equal on every arm: {rows}")
+    tests = [f"{arm['arm']} {arm['answer_match_p']:.2g}" for arm in arms if arm.get("answer_match_p") is not None]
+    if tests:
+        lines.append(f"answer match against the control's, exact McNemar p: {', '.join(tests)}")
     difference = calibration.get("replay_difference")
     if difference is not None:
         lines.append(f"decode statistics are replayed; on the first example live decode steps differ by {difference:.1e}")
+    lines += _damping(arms)
     path, path_reason = arms[0]["path"], arms[0]["path_reason"]
-    lines.append(f"decode loop, the same on every arm: {path}" + (f" ({path_reason})" if path_reason else ""))
+    if path:
+        lines.append(f"decode loop, the same on every arm: {path}" + (f" ({path_reason})" if path_reason else ""))
+    for arm in arms[1:]:
+        if arm["path"] != path:
+            lines.append(f"another decode loop on {arm['arm']}: {arm['path']} ({arm['path_reason']})")
     others = [f"{name} {rate:.1f} tok/s" for name, rate in arms[0]["baselines"].items() if rate]
     if len(others) > 1:
         lines.append(f"dense baselines of this run, speed-ups are over the fastest: {', '.join(others)}")
+    for name, rate in (arms[0].get("alternatives") or {}).items():
+        if rate:
+            lines.append(f"what needs no pruning: {name} {rate:.1f} tok/s")
+    for name, reason in (arms[0].get("baselines_reason") or {}).items():
+        lines.append(f"not timed: {name} ({reason})")
     variants = sorted({arm["variant"] for arm in arms if arm["variant"]})
     if variants:
         lines.append(f"decode steps of pruned linears ran the {', '.join(variants)} SpMV")
@@ -117,12 +144,25 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
         ("ceiling_reason", "no ceiling"),
         ("peak_bytes_reason", "no peak"),
     ):
-        for reason in dict.fromkeys(arm[key] for arm in arms if arm[key]):
+        for reason in dict.fromkeys(arm[key] for arm in arms if arm[key] and arm[key] != ONLY_FIDELITY):
             lines.append(f"{label}: {reason}")
     for arm in arms[1:]:
-        if arm["speedup_reason"]:
+        if arm["speedup_reason"] and arm["speedup_reason"] != ONLY_FIDELITY:
             lines.append(f"no speed-up for {arm['arm']}: {arm['speedup_reason']}")
     return lines
+
+
+def _damping(arms: Sequence[Row]) -> list[str]:
+    """What SparseGPT's factorisations took, arms of the same damping in one line: raised damping is never silent."""
+    told: dict[str, list[str]] = {}
+    for arm in arms:
+        layers = [layer for layer in (arm.get("layers") or {}).values() if "damp_used" in layer]
+        if layers:
+            raised = [layer["damp_used"] for layer in layers if layer["damp_used"] > layer["damp"]]
+            text = f"{layers[0]['damp']:g} of the {layers[0]['damp_by']} diagonal"
+            text += f", raised in {len(raised)} of {len(layers)} layers, to {max(raised):g} at most" if raised else ""
+            told.setdefault(text, []).append(arm["arm"])
+    return [f"damping of {', '.join(names)}: {text}" for text, names in told.items()]
 
 
 def wrong_calls(arms: Sequence[Row]) -> list[str]:

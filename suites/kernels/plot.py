@@ -67,12 +67,21 @@ def save_plot(path: Path, rows: Sequence[Row], gpu: str) -> bool:
     figure = draw(rows, gpu)
     if figure is None:
         return False
+    write_figure(path, figure)
+    return True
+
+
+def write_figure(path: Path, figure: "Figure") -> None:
+    """Writes a figure in the format of the file's suffix, and the folders above it where they are missing.
+
+    Raises:
+        SdbenchError: The file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
     except OSError as error:
         raise SdbenchError(f"cannot write the plot {path}: {error.strerror}") from error
-    return True
 
 
 def draw(rows: Sequence[Row], gpu: str) -> "Figure | None":

@@ -1,0 +1,92 @@
+"""Tables of a run beside its arms: fidelity to the dense replies, and what calibration misses and pruning costs by kind of layer."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from sdbench.suites.runs import Table
+from sdbench.tables import Column
+
+Row = dict[str, Any]
+
+FIDELITY = (
+    Column("arm", key=True),
+    Column("prefill", key=True),
+    Column("KL", figure=True),
+    Column("top-1 agree", figure=True),
+    Column("diverged", figure=True),
+    Column("at token", figure=True),
+    Column("x control", figure=True),
+    Column("95% interval", figure=True),
+)
+
+LAYERS = (
+    Column("arm", key=True),
+    Column("layers", key=True),
+    Column("energy p05", figure=True),
+    Column("p50", figure=True),
+    Column("p95", figure=True),
+    Column("discrepancy", figure=True),
+    Column("worst", figure=True),
+    Column("error", figure=True),
+    Column("worst", figure=True),
+)
+
+
+def fidelity_table(arms: Sequence[Row]) -> Table | None:
+    """Fidelity by arm and prefill; None for a run without."""
+    cells = [
+        [
+            arm["arm"],
+            prefill,
+            _figure(found["kl"], ".4f"),
+            f"{found['agreement']:.1%}",
+            f"{found['diverged']}/{found['questions']}",
+            _figure(found["first_divergence"], "g"),
+            _figure((found["control_ratio"] or {}).get("estimate"), ".2f"),
+            "{low:.2f} to {high:.2f}".format(**found["control_ratio"]) if found["control_ratio"] else "-",
+        ]
+        for arm in arms
+        for prefill, found in (arm.get("fidelity") or {}).items()
+    ]
+    lines = (
+        "KL: mean KL(dense || pruned) in nats over the positions of the dense model's own replies; at token: median position of the first "
+        "other token; x control: KL of the control over that of the arm (above 1 the arm is closer), paired bootstrap over questions",
+    )
+    return Table("fidelity to the dense model's own replies", FIDELITY, cells, lines) if cells else None
+
+
+def layer_table(layers: Sequence[Row]) -> Table | None:
+    """Medians and worst values over the layers of one kind, which are those of one last name; None for a run without."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in layers:
+        groups.setdefault((row["arm"], row["layer"].rpartition(".")[2]), []).append(row)
+    cells = []
+    for (arm, kind), rows in groups.items():
+        spreads = [row["energy_ratio"] for row in rows if row.get("energy_ratio")]
+        energies = [_figure(_median([spread[share] for spread in spreads]), ".3g") for share in ("p05", "p50", "p95")]
+        losses = [
+            _figure(reduce([row[name] for row in rows if row.get(name) is not None]), form)
+            for name, form in (("discrepancy", ".3g"), ("reconstruction_error", ".4f"))
+            for reduce in (_median, _largest)
+        ]
+        cells.append([arm, f"{len(rows)} {kind}", *energies, *losses])
+    lines = (
+        "on the judged questions, medians over layers: energy: a decode step's energy in an input column over a prompt position's, across "
+        "columns; discrepancy: of the calibration Hessian from the decode one along its top directions (0: none); error: relative error "
+        "of the pruned layer's outputs in decode steps",
+    )
+    return Table("what calibration misses, and what pruning costs", LAYERS, cells, lines) if cells else None
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _largest(values: Sequence[float]) -> float | None:
+    return max(values, default=None)
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
