@@ -23,10 +23,13 @@ def problem(rows: int, columns: int, seed: int, tokens: int = 200) -> tuple[Tens
     return torch.randn(rows, columns, generator=generator), inputs.T @ inputs / tokens
 
 
-def optimal_brain_surgeon(weight: Tensor, hessian: Tensor, pattern: Pattern, damp: float) -> tuple[Tensor, Tensor]:
+def optimal_brain_surgeon(
+    weight: Tensor, hessian: Tensor, pattern: Pattern, damp: float, damp_by: DampBy = "mean"
+) -> tuple[Tensor, Tensor]:
     """Column by column in float64, with an explicit inverse of the Hessian of the columns that remain; no Cholesky, no blocks."""
-    weight = weight.double().clone()
-    hessian = hessian.double() + damp * hessian.double().diagonal().mean() * torch.eye(len(hessian), dtype=torch.float64)
+    weight, hessian = weight.double().clone(), hessian.double()
+    unit = hessian.diagonal().mean() if damp_by == "mean" else hessian.diagonal().median()
+    hessian = hessian + damp * unit * torch.eye(len(hessian), dtype=torch.float64)
     columns = len(hessian)
     keep = torch.ones_like(weight, dtype=torch.bool)
     inverses = [torch.linalg.inv(hessian[column:, column:]) for column in range(columns)]
@@ -52,6 +55,24 @@ def test_equals_optimal_brain_surgery(pattern: Pattern, seed: int) -> None:
     assert (pruned - expected).norm() / expected.norm() < 1e-4
     assert bool((pruned[~keep] == 0).all())
     assert bool((keep.view(6, -1, pattern.group).sum(-1) == pattern.keep).all())
+
+
+@pytest.mark.parametrize("damp", [0.001, 0.1])
+def test_equals_optimal_brain_surgery_damped_by_the_median(damp: float) -> None:
+    """One row of inputs is huge in a few columns, as the first position of a model is: the two units are far apart."""
+    generator = torch.Generator().manual_seed(4)
+    inputs = torch.randn(200, 32, generator=generator)
+    inputs[0, :2] = torch.tensor([300.0, -200.0])
+    weight, hessian = torch.randn(5, 32, generator=generator), inputs.T @ inputs / 200
+    assert hessian.diagonal().mean() > 5 * hessian.diagonal().median()
+    results: dict[DampBy, Tensor] = {}
+    for damp_by in ("mean", "median"):
+        expected, expected_keep = optimal_brain_surgeon(weight, hessian, TWO_FOUR, damp, damp_by)
+        found = prune_with_report(weight, hessian, TWO_FOUR, damp=damp, damp_by=damp_by)
+        assert torch.equal(found.keep, expected_keep) and found.damp_used == damp
+        assert (found.weight - expected).norm() / expected.norm() < 1e-4
+        results[damp_by] = found.weight
+    assert not torch.allclose(results["mean"], results["median"], rtol=1e-3)
 
 
 @pytest.mark.gpu
