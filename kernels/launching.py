@@ -16,6 +16,11 @@ def runs_triton(device: torch.device) -> bool:
     return device.type == "cuda" or interpreted()
 
 
+def uses_kernels(device: torch.device) -> bool:
+    """True where a decode step launches its kernels: a CPU takes their torch references, since the interpreter is for checks."""
+    return device.type == "cuda"
+
+
 def can_run(needs: str, device: torch.device) -> str | None:
     """Why a variant with these needs cannot run on the device, or None.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sdbench.kernels.decode.norm import root
-from sdbench.kernels.launching import runs_triton
+from sdbench.kernels.launching import uses_kernels
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class Attention:
             position: int32 ``[1]``, of the new token.
             y: float32 ``[query * size]``.
         """
-        if not runs_triton(y.device):
+        if not uses_kernels(y.device):
             self._reference(sums, torch.rsqrt(squares.sum() / hidden + eps), eps, int(position), y)
             return
         heads, parts, slices = self._heads, self._parts, self._slices

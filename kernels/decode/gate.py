@@ -7,7 +7,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sdbench.kernels.decode.norm import root
-from sdbench.kernels.launching import runs_triton
+from sdbench.kernels.launching import uses_kernels
 
 _BLOCK = 128
 
@@ -45,7 +45,7 @@ def gate(sums: Tensor, squares: Tensor, hidden: int, eps: float, y: Tensor, depe
         y: float32 ``[size]``.
         dependent: Programmatic dependent launch.
     """
-    if not runs_triton(sums.device):
+    if not uses_kernels(sums.device):
         g, u = (sums.sum(0) * torch.rsqrt(squares.sum() / hidden + eps)).chunk(2)
         torch.mul(torch.nn.functional.silu(g), u, out=y)
         return

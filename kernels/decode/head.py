@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sdbench.kernels.decode.norm import root
-from sdbench.kernels.launching import runs_triton
+from sdbench.kernels.launching import uses_kernels
 
 SLOTS = 64
 """Places that programs spread their maxima over: one would take them one after the other."""
@@ -90,7 +90,7 @@ def head(
         dependent: Programmatic dependent launch.
     """
     out, size = weight.shape
-    if not runs_triton(x.device):
+    if not uses_kernels(x.device):
         products = weight.float() @ x
         if logits is not None:
             torch.mul(products, torch.rsqrt(squares.sum() / size + eps), out=logits)
@@ -116,7 +116,7 @@ def advance(keys: Tensor, token: Tensor, position: Tensor, ids: Tensor, count: T
         count: int32 ``[1]``; one more.
         dependent: Programmatic dependent launch.
     """
-    if not runs_triton(keys.device):
+    if not uses_kernels(keys.device):
         key = int(keys.max())
         keys.fill_(LOWEST)
         chosen = 2**31 - 1 - (key & 0xFFFFFFFF)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sdbench.kernels.launching import runs_triton
+from sdbench.kernels.launching import uses_kernels
 
 BLOCK = 128
 MOST_BLOCKS = 256
@@ -68,7 +68,7 @@ def norm(h: Tensor, sums: Tensor | None, gamma: Tensor, x: Tensor, squares: Tens
         squares: float32 ``[blocks(size)]``, written.
         dependent: Programmatic dependent launch.
     """
-    if not runs_triton(h.device):
+    if not uses_kernels(h.device):
         _finish(h if sums is None else h.add_(sums.sum(0)), gamma, x, squares)
         return
     _launch(h, sums, gamma, h, h, x, squares, False, dependent)
@@ -86,7 +86,7 @@ def embed(token: Tensor, table: Tensor, h: Tensor, gamma: Tensor, x: Tensor, squ
         squares: float32 ``[blocks(size)]``, written.
         dependent: Programmatic dependent launch.
     """
-    if not runs_triton(h.device):
+    if not uses_kernels(h.device):
         _finish(h.copy_(table[token[0]]), gamma, x, squares)
         return
     _launch(h, None, gamma, table, token, x, squares, True, dependent)

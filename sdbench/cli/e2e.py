@@ -62,6 +62,12 @@ DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every draw.")
 @click.option("--dtype", default="auto", show_default=True, help="auto (bf16 on a GPU, fp32 on a CPU), bf16, fp16 or fp32.")
 @device_option
+@click.option("--fidelity", flag_value="also", default="no", help="Also compare each pruned arm with the dense model, token by token.")
+@click.option("--fidelity-only", "fidelity", flag_value="only", help="Judge pruned arms by fidelity alone: no answers of theirs, no rates.")
+@click.option(
+    "--diagnose", is_flag=True, help="Also measure, in each layer, what calibration misses of the decode steps and what pruning costs."
+)
+@click.option("--plot", type=FILE, help="Write the layers' plot of --diagnose, .png, .svg or .pdf; needs matplotlib (extra 'plots').")
 @click.option("--min-speedup", type=float, help="Exit with 4 when a pruned arm is not this many times as fast as dense.")
 @output_option
 @json_option
@@ -73,6 +79,7 @@ def command(
     device: str,
     dtype: str,
     pattern: str,
+    plot: Path | None,
     min_speedup: float | None,
     output: Path | None,
     as_json: bool,
@@ -87,6 +94,7 @@ def command(
     sdbench e2e --calib decode
     sdbench e2e --calib decode --calib self --pattern 16:32 --prefill dense
     sdbench e2e --calib decode --calib text --calibration-text c4.jsonl --sequential --method sparsegpt
+    sdbench e2e --method sparsegpt --calib decode --calib decode+sink --calib self --fidelity-only --diagnose --plot layers.png
     sdbench e2e --model random:Qwen/Qwen3-4B-Instruct-2507 --equal-tokens 256
     sdbench split train.jsonl --output data
     sdbench e2e --model model.gguf --train data/train.jsonl \\
@@ -94,15 +102,17 @@ def command(
     """
     from sdbench.devices import resolve_device, resolve_dtype
     from sdbench.environment import describe
-    from sdbench.errors import CheckFailed, ExitCode, SdbenchError
+    from sdbench.errors import CheckFailed, ExitCode, SdbenchError, UsageError
     from sdbench.models import resolve_model
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import strict_json, write_atomic
     from sdbench.suites.e2e.data import load
     from sdbench.suites.e2e.options import DENSE, E2EOptions
+    from sdbench.suites.e2e.plot import save_plot
     from sdbench.suites.e2e.report import report, wrong_calls
     from sdbench.suites.e2e.suite import run
+    from sdbench.suites.kernels.plot import check_plot
 
     target = resolve_device(device)
     spec = resolve_model(model, revision, target)
@@ -117,6 +127,10 @@ def command(
         max_tokens=max_tokens,
         **rest,  # type: ignore[arg-type]
     )
+    if plot:
+        if not options.diagnose:
+            raise UsageError("--plot draws what --diagnose measures; give both")
+        check_plot(plot)
     # Before anything is created or loaded: a wrong file leaves no trace.
     examples = load(options)
     environment = describe(target if target.type == "cuda" else None)
@@ -127,8 +141,10 @@ def command(
         outcome = run(options, examples, directory, progress)
         if directory:
             directory.add_row({"record": "model", "model": spec.name, "reason": spec.reason})
-        found = report(options.arguments(), environment, outcome.arms, outcome.calibration, str(output), spec.reason)
+        found = report(options.arguments(), environment, outcome.arms, outcome.calibration, str(output), spec.reason, outcome.layers)
         write_atomic(output / "report.md", found.markdown())
+        if plot:
+            save_plot(plot, outcome.layers, f"{spec.name}, {options.pattern}, {options.method}")
         wrong = wrong_calls(outcome.arms)
         if wrong:
             raise CheckFailed("; ".join(wrong))

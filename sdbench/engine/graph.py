@@ -64,6 +64,10 @@ class GraphForward(EagerForward):
         assert self._logits is not None
         return self._logits
 
+    def _step(self) -> Tensor:
+        """Logits of one decode step from the static inputs."""
+        return self(self._ids, self._positions, None)
+
     @torch.no_grad()
     def _capture(self) -> None:
         stream = torch.cuda.Stream()
@@ -74,13 +78,33 @@ class GraphForward(EagerForward):
                 self(self._ids, self._positions - 1, None)
             for _ in range(2):
                 with phase("decode"):
-                    self(self._ids, self._positions, None)
+                    self._step()
         torch.cuda.current_stream().wait_stream(stream)
         before = [module.calls for module in self._packed]
         graph = torch.cuda.CUDAGraph()
         with phase("decode"), torch.cuda.graph(graph, stream=stream):
-            self._logits = self(self._ids, self._positions, None)
+            self._logits = self._step()
         self._graph = graph
         self._calls = [module.calls - count for module, count in zip(self._packed, before, strict=True)]
         for module, count in zip(self._packed, before, strict=True):
             module.calls = count
+
+
+class CompiledForward(GraphForward):
+    """The same with the decode step compiled by Inductor: what a user of transformers gets by ``torch.compile`` and a static cache.
+
+    The graph around it is ours, as in :class:`GraphForward`, so that both differ by the compiled kernels alone.
+
+    Raises:
+        SdbenchError: As for :class:`GraphForward`, or the model does not compile.
+    """
+
+    def __init__(self, model: Any, max_positions: int, capture: bool = True):
+        self._compiled = torch.compile(model.forward, dynamic=False)
+        try:
+            super().__init__(model, max_positions, capture)
+        except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
+            raise SdbenchError(f"torch.compile refuses {type(model).__name__}: {' '.join(str(error).split())[:200]}") from error
+
+    def _step(self) -> Tensor:
+        return self._compiled(input_ids=self._ids, position_ids=self._positions, **self.fixed).logits[:, -1]

@@ -18,7 +18,7 @@ from sdbench.suites.e2e.data import Question
 from sdbench.suites.e2e.judge import Journal
 from sdbench.suites.e2e.options import CONTROL, DENSE, Arm, E2EOptions
 from sdbench.suites.fidelity import compare, reply_logits
-from sdbench.suites.statistics import ratio_of_means
+from sdbench.suites.statistics import Interval, ratio_of_means
 
 TOP = 64
 """Directions of the decode Hessian that a layer's discrepancy is taken over."""
@@ -118,7 +118,8 @@ class Inspector:
         if arm.name == CONTROL:
             self.control[prefill] = rows
         control = self.control.get(prefill)
-        ratio, reason = None, f"this arm is the control ({CONTROL})" if arm.name == CONTROL else f"no {CONTROL} arm in this run"
+        ratio: Interval | None = None
+        reason: str | None = f"this arm is the control ({CONTROL})" if arm.name == CONTROL else f"no {CONTROL} arm in this run"
         if control and arm.name != CONTROL:
             # Each question weighs by its positions, which are the same in both arms.
             ratio = ratio_of_means(_sums(control), _sums(rows), seed=self.options.seed)

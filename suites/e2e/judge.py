@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sdbench.engine.greedy import EagerForward, Reply, greedy
-from sdbench.engine.packed_linear import PackedLinear
+from sdbench.engine.decoders import Decoder
+from sdbench.engine.greedy import Reply
 from sdbench.models import LoadedModel
 from sdbench.progress import Task
 from sdbench.results import RunDirectory
@@ -56,30 +56,20 @@ class Contender:
     Attributes:
         arm: Its name.
         loaded: The model, packed linears in place.
-        packed: Those linears by name; empty for dense.
-        forward: What runs a step.
+        decoder: What decodes.
         path: Name of that, for the row.
     """
 
     arm: str
     loaded: LoadedModel
-    packed: Mapping[str, PackedLinear]
-    forward: EagerForward
+    decoder: Decoder
     path: str
 
     def reply(self, prompt: Sequence[int], max_new_tokens: int, *, ignore_eos: bool) -> tuple[Reply, Calls]:
-        """One greedy reply at batch 1, with the SpMV launches that it took beside those it must take: packed linears x decode steps."""
-        before = sum(module.calls for module in self.packed.values())
-        (reply,) = greedy(
-            self.loaded.model,
-            [prompt],
-            max_new_tokens=max_new_tokens,
-            eos_ids=self.loaded.eos_ids,
-            ignore_eos=ignore_eos,
-            forward=self.forward,
-        )
-        counted = sum(module.calls for module in self.packed.values()) - before
-        return reply, Calls(counted, len(self.packed) * reply.decode_steps)
+        """One greedy reply at batch 1, with the SpMV launches that it took beside those it must take: pruned products x decode steps."""
+        before = self.decoder.calls
+        reply = self.decoder.reply(prompt, max_new_tokens=max_new_tokens, eos_ids=self.loaded.eos_ids, ignore_eos=ignore_eos)
+        return reply, Calls(self.decoder.calls - before, self.decoder.pruned_products * reply.decode_steps)
 
 
 def answer_runs(contender: Contender, questions: Sequence[Question], max_tokens: int, journal: Journal, task: Task) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -68,8 +69,8 @@ def draw(layers: Sequence[Row], title: str) -> "Figure | None":
             axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axes.yaxis.set_minor_locator(NullLocator())
         axes.grid(color="0.92")
-        for (arm, points), marker in zip(series[key].items(), _MARKERS * len(series[key]), strict=False):
-            axes.plot(list(points), list(points.values()), marker=marker, markersize=4, linewidth=1, label=arm)
+        for (arm, blocks), marker in zip(series[key].items(), cycle(_MARKERS), strict=False):
+            axes.plot(list(blocks), list(blocks.values()), marker=marker, markersize=4, linewidth=1, label=arm)
         axes.legend()
     return figure
 

@@ -1,7 +1,6 @@
 """Runs an end-to-end comparison: calibrate on the dense model, prune, and judge every arm under the same conditions."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -12,8 +11,7 @@ from torch import nn
 from sdbench.calibrate.numerics import require_weight
 from sdbench.calibrate.select import select_linears
 from sdbench.calibrate.sources import CalibrationText
-from sdbench.engine.graph import GraphForward
-from sdbench.engine.greedy import EagerForward
+from sdbench.engine.decoders import COMPILED, EAGER, FUSED_GRAPH, FUSED_INT8, GRAPH, Decoder, fastest, named
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
 from sdbench.errors import SdbenchError
 from sdbench.memory import peak_memory
@@ -25,16 +23,27 @@ from sdbench.suites.e2e import data
 from sdbench.suites.e2e.calibration import calibrate, prune
 from sdbench.suites.e2e.ceiling import ceiling, step_bytes
 from sdbench.suites.e2e.data import Examples, Question
+from sdbench.suites.e2e.inspection import Inspector
 from sdbench.suites.e2e.judge import Contender, Journal, answer_runs, rate_runs
-from sdbench.suites.e2e.options import Arm, E2EOptions
+from sdbench.suites.e2e.options import CONTROL, Arm, E2EOptions
+from sdbench.suites.e2e.report import ONLY_FIDELITY
 from sdbench.suites.metrics import speedup
+from sdbench.suites.statistics import mcnemar
 from sdbench.timing import summarise
 
 NO_TEXT = "random weights: replies mean nothing, so that only speed is measured"
-EAGER, GRAPH = "transformers, eager", "transformers, static cache and CUDA graph"
 SMALL_MODEL = 30_000_000
 """Parameters below which a CPU runs on one thread: a step is shorter than waking a second one, far shorter on a busy machine."""
 CPU_RATE = "CPU rates say nothing about GPU speed"
+NOT_MEASURED: dict[str, Any] = {
+    **dict.fromkeys(
+        ("equal_tokens", "decode_rate", "decode_rate_spread", "speedup", "variant", "step_bytes", "ceiling", "path", "peak_bytes")
+    ),
+    **dict.fromkeys(("decode_rate_note", "speedup_reason", "ceiling_reason", "path_reason", "peak_bytes_reason"), ONLY_FIDELITY),
+    **dict.fromkeys(("kernel_calls", "expected_kernel_calls"), 0),
+    "baselines": {},
+}
+"""What stands in a row for speed where none is measured."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +53,12 @@ class Outcome:
     Attributes:
         arms: One record an arm, in the form of the schema.
         calibration: How the statistics came about: rows, replies, the replay's difference from live decode steps.
+        layers: One record a layer and arm, of ``--diagnose``.
     """
 
     arms: list[dict[str, Any]]
     calibration: dict[str, Any]
+    layers: list[dict[str, Any]]
 
 
 def run(options: E2EOptions, examples: Examples | None, directory: RunDirectory | None, progress: Progress) -> Outcome:
@@ -67,7 +78,7 @@ def run(options: E2EOptions, examples: Examples | None, directory: RunDirectory 
         options.pattern.require_width(linear.in_features, name)
         # The dense arm would trip over such a weight first, and could not say which one it is.
         require_weight(linear.weight, name)
-    calibration = data.calibration_questions(options, examples and examples.calibration, loaded)
+    calibration = data.calibration_questions(options, examples.calibration if examples else None, loaded)
     if examples:
         validation = data.tokenise(examples.validation, loaded)
     else:
@@ -77,7 +88,7 @@ def run(options: E2EOptions, examples: Examples | None, directory: RunDirectory 
     made = calibrate(options, loaded, linears, calibration, progress)
     runner.journal.add_row({"record": "calibration", **made.report})
     arms = [runner.judge(arm, made.texts.get(arm.source or "", [])) for arm in options.arms]
-    return Outcome(arms, made.report)
+    return Outcome(arms, made.report, runner.inspector.layers)
 
 
 class _Runner:
@@ -94,63 +105,91 @@ class _Runner:
     ):
         self.options, self.loaded, self.linears = options, loaded, linears
         self.questions, self.journal, self.progress = questions, journal, progress
+        self.inspector = Inspector(options, loaded, linears, questions, journal, progress)
         self.baseline: dict[str, Any] | None = None
+        self.control: list[bool] = []
 
     def judge(self, arm: Arm, texts: Sequence[CalibrationText]) -> dict[str, Any]:
         """Prunes where the arm asks for it, then runs answers and rates; records the arm's row."""
         reports: dict[str, Any] = {}
-        with self._in_place(arm, texts, reports) as packed:
-            samples = self._answers(arm, packed)
-            # A cache of its own, as long as the timed run needs: a step reads all of a static cache, whatever answers may need.
-            forward, path, path_reason = self._forward(self.questions[:1], self.options.equal_tokens, self.options.warmup_tokens)
-            contender = Contender(arm.name, self.loaded, packed, forward, path)
-            with peak_memory(self.options.device) as peak:
-                rates = self._rates(contender, self.options.warmup_tokens)
-            row = self._row(arm, contender, samples, rates)
-            if self.baseline is None:
-                self._compare_paths(contender, row)
-        row |= {"path": path, "path_reason": path_reason, "peak_bytes": peak.bytes, "peak_bytes_reason": peak.reason, "layers": reports}
-        if self.baseline is None:
+        weights = self._prune(arm, texts, reports)
+        inspected = self.inspector.inspect(arm, weights, texts) if arm.pruned else {"fidelity": None}
+        if self.options.fidelity == "only":
+            # The dense model's replies are what the pruned ones are compared on.
+            samples = [] if arm.pruned else self._answers(arm, {})
+            row = self._quality(arm, samples) | NOT_MEASURED
+        else:
+            with packed_linears(self.loaded.model, weights, self.options.prefill) as packed:
+                samples = self._answers(arm, packed)
+                row = self._quality(arm, samples) | self._timed(arm, packed, samples)
+        row |= {"layers": reports, **inspected}
+        if not arm.pruned:
             self.baseline = row
+            if samples:
+                self.inspector.take_dense(samples)
         self.journal.add_row({"record": "arm", **row})
         self.progress.note(f"{arm.name}: done")
         return row
 
-    def _forward(self, questions: Sequence[Question], *reply_tokens: int) -> tuple[EagerForward, str, str | None]:
-        """The fastest path for the model as it is now, its name, and why it is not a graph where it is not."""
-        if self.options.device.type != "cuda":
-            return EagerForward(self.loaded.model), EAGER, "no GPU: nothing to capture"
-        longest = max(len(question.prompt) for question in questions)
-        try:
-            return GraphForward(self.loaded.model, longest + max(reply_tokens)), GRAPH, None
-        except SdbenchError as error:
-            return EagerForward(self.loaded.model), EAGER, str(error)
-
-    def _compare_paths(self, dense: Contender, row: dict[str, Any]) -> None:
-        """Adds the other ways to run the dense model; speed-ups are over the fastest."""
-        row["baselines"] = {dense.path: row["decode_rate"]}
-        if dense.path != EAGER:
-            eager = Contender(dense.arm, dense.loaded, dense.packed, EagerForward(dense.loaded.model), EAGER)
-            # Its cache grows, so that each length is a shape of its own: all of them are warmed up.
-            row["baselines"][EAGER] = _rate(self._rates(eager, self.options.equal_tokens))[0]
-
-    @contextmanager
-    def _in_place(self, arm: Arm, texts: Sequence[CalibrationText], reports: dict[str, Any]) -> Iterator[dict[str, PackedLinear]]:
+    def _timed(self, arm: Arm, packed: Mapping[str, PackedLinear], samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        # A cache of its own, as long as the timed run needs: a step reads all of a static cache, whatever answers may need.
+        decoder, path, path_reason = self._decoder(packed, self.questions[:1], self.options.equal_tokens, self.options.warmup_tokens)
+        contender = Contender(arm.name, self.loaded, decoder, path)
+        with peak_memory(self.options.device) as peak:
+            rates = self._rates(contender, self.options.warmup_tokens)
+        row = self._speed(packed, decoder, samples, rates)
+        row |= {"path": path, "path_reason": path_reason, "peak_bytes": peak.bytes, "peak_bytes_reason": peak.reason}
         if not arm.pruned:
-            yield {}
+            # One decoder at a time holds a cache and a graph.
+            del decoder, contender
+            self._compare_paths(path, row)
+        return row
+
+    def _decoder(
+        self, packed: Mapping[str, PackedLinear], questions: Sequence[Question], *reply_tokens: int
+    ) -> tuple[Decoder, str, str | None]:
+        """The fastest way to decode the model as it is now, its name, and why not a faster one."""
+        return fastest(self.loaded.model, packed, self._positions(questions, *reply_tokens))
+
+    def _positions(self, questions: Sequence[Question], *reply_tokens: int) -> int:
+        return max(len(question.prompt) for question in questions) + max(reply_tokens)
+
+    def _compare_paths(self, path: str, row: dict[str, Any]) -> None:
+        """Adds the other ways to run the dense model; speed-ups are over the fastest of those that leave the weights as they are."""
+        row["baselines"], row["baselines_reason"] = {path: row["decode_rate"]}, {}
+        row["alternatives"] = {}
+        if self.options.device.type != "cuda":
             return
+        for other in (COMPILED, GRAPH, EAGER) if self.options.compile_baseline else (GRAPH, EAGER):
+            if other != path:
+                self._measure_path(other, row["baselines"], row["baselines_reason"])
+        if path == FUSED_GRAPH:
+            self._measure_path(FUSED_INT8, row["alternatives"], row["baselines_reason"])
+
+    def _measure_path(self, path: str, rates: dict[str, float | None], reasons: dict[str, str]) -> None:
+        options = self.options
+        # An eager cache grows, so that each length is a shape of its own: all of them are warmed up.
+        warmup = options.equal_tokens if path == EAGER else options.warmup_tokens
+        try:
+            decoder = named(path, self.loaded.model, {}, self._positions(self.questions[:1], options.equal_tokens, warmup))
+        except (SdbenchError, torch.OutOfMemoryError) as error:
+            rates[path], reasons[path] = None, " ".join(str(error).split())
+            return
+        rates[path] = _rate(self._rates(Contender("dense", self.loaded, decoder, path), warmup))[0]
+
+    def _prune(self, arm: Arm, texts: Sequence[CalibrationText], reports: dict[str, Any]) -> dict[str, PackedWeight]:
         weights: dict[str, PackedWeight] = {}
-        for name, pruned in prune(self.options, self.loaded, self.linears, texts, self.progress, arm.name):
-            weights[name] = pack(pruned.weight, pruned.keep, self.options.pattern, name)
-            reports[name] = pruned.report
-        with packed_linears(self.loaded.model, weights, self.options.prefill) as modules:
-            yield modules
+        if arm.pruned:
+            for name, pruned in prune(self.options, self.loaded, self.linears, texts, self.progress, arm.name):
+                weights[name] = pack(pruned.weight, pruned.keep, self.options.pattern, name)
+                reports[name] = pruned.report
+        return weights
 
     def _answers(self, arm: Arm, packed: Mapping[str, PackedLinear]) -> list[dict[str, Any]]:
         if self.options.spec.kind == "random":
             return []
-        forward, path, _ = self._forward(self.questions, self.options.max_tokens)
-        contender = Contender(arm.name, self.loaded, packed, forward, path)
+        decoder, path, _ = self._decoder(packed, self.questions, self.options.max_tokens)
+        contender = Contender(arm.name, self.loaded, decoder, path)
         with self.progress.task(f"answers: {contender.arm}", len(self.questions)) as task:
             return answer_runs(contender, self.questions, self.options.max_tokens, self.journal, task)
 
@@ -166,8 +205,30 @@ class _Runner:
                 task=task,
             )
 
-    def _row(self, arm: Arm, contender: Contender, samples: Sequence[dict[str, Any]], rates: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        options, packed = self.options, contender.packed
+    def _quality(self, arm: Arm, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        options = self.options
+        matches = [bool(sample["match"]) for sample in samples]
+        if arm.name == CONTROL:
+            self.control = matches
+        compared = arm.pruned and arm.name != CONTROL and samples and self.control
+        return {
+            "arm": arm.name,
+            "pattern": str(options.pattern) if arm.pruned else None,
+            "method": options.method if arm.pruned else None,
+            "prefill": options.prefill if arm.pruned else None,
+            "examples": len(samples),
+            "answer_match": sum(matches) if samples else None,
+            "answer_match_p": mcnemar(matches, self.control) if compared else None,
+            "eos": sum(s["eos"] for s in samples) if samples else None,
+            "truncated": sum(s["truncated"] for s in samples) if samples else None,
+            "quality_reason": None if samples else NO_TEXT if options.spec.kind == "random" else ONLY_FIDELITY,
+            "reply_tokens": median(s["tokens"] for s in samples) if samples else None,
+        }
+
+    def _speed(
+        self, packed: Mapping[str, PackedLinear], decoder: Decoder, samples: Sequence[dict[str, Any]], rates: Sequence[dict[str, Any]]
+    ) -> dict[str, Any]:
+        options = self.options
         nbytes = step_bytes(self.loaded.model, packed, len(self.questions[0].prompt) + options.equal_tokens // 2)
         rate, spread = _rate(rates)
         gain: float | None = None
@@ -176,25 +237,14 @@ class _Runner:
             fastest = max((known for known in self.baseline["baselines"].values() if known), default=None)
             gain, reason = speedup(rate, fastest, rates[0]["tokens"], self.baseline["equal_tokens"])
         bound, bound_reason = ceiling(nbytes, options.device)
-        quality_reason = None if samples else NO_TEXT
         return {
-            "arm": arm.name,
-            "pattern": str(options.pattern) if arm.pruned else None,
-            "method": options.method if arm.pruned else None,
-            "prefill": options.prefill if arm.pruned else None,
-            "examples": len(samples),
-            "answer_match": sum(bool(s["match"]) for s in samples) if samples else None,
-            "eos": sum(s["eos"] for s in samples) if samples else None,
-            "truncated": sum(s["truncated"] for s in samples) if samples else None,
-            "quality_reason": quality_reason,
-            "reply_tokens": median(s["tokens"] for s in samples) if samples else None,
             "equal_tokens": rates[0]["tokens"],
             "decode_rate": rate,
             "decode_rate_spread": spread,
             "decode_rate_note": CPU_RATE if options.device.type == "cpu" else None,
             "speedup": gain,
             "speedup_reason": reason,
-            "variant": "/".join(sorted({module.variant for module in packed.values()})) or None,
+            "variant": "/".join(decoder.variants) or None,
             "kernel_calls": sum(record["kernel_calls"] for record in (*samples, *rates)),
             "expected_kernel_calls": sum(record["expected_kernel_calls"] for record in (*samples, *rates)),
             "step_bytes": nbytes,

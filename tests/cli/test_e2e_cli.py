@@ -138,18 +138,18 @@ class TestResults:
         assert (tmp_path / "run/run.json").read_bytes() == before
 
     def test_wrong_kernel_calls_fail_the_run(self, sdbench, checkpoint, monkeypatch, tmp_path):
-        from sdbench.engine.packed_linear import PackedLinear
+        from sdbench.engine.fused.products import Product
 
-        forward = PackedLinear.forward
+        multiply = Product.__call__
 
-        def forgetful(self: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        def forgetful(self: Product, x: torch.Tensor) -> torch.Tensor:
             before = self.calls
-            y = forward(self, x)
+            sums = multiply(self, x)
             self.calls = before
-            return y
+            return sums
 
-        monkeypatch.setattr(PackedLinear, "forward", forgetful)
-        sdbench("e2e", "--model", checkpoint(), *SHORT, "--output", "run").refuses(3, "teacher-forced: 0 kernel calls, 196 expected")
+        monkeypatch.setattr(Product, "__call__", forgetful)
+        sdbench("e2e", "--model", checkpoint(), *SHORT, "--output", "run").refuses(3, "teacher-forced: 0 kernel calls, 112 expected")
         record = RunRecord.model_validate_json((tmp_path / "run/run.json").read_bytes())
         assert record.outcome == "failed" and "0 kernel calls" in (record.outcome_reason or "")
 

@@ -36,13 +36,6 @@ CONFIGS: dict[str, PretrainedConfig] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def torch_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The torch references in place of the interpreter: the same logic in a hundredth of the time. Kernels are compared elsewhere."""
-    for module in (attention, gate, head, norm, products_module):
-        monkeypatch.setattr(module, "runs_triton", lambda device: device.type == "cuda")
-
-
 def reply(decoder: FusedDecoder, prompt: list[int], tokens: int = 12, eos: tuple[int, ...] = (), ignore_eos: bool = False) -> Reply:
     return decoder.reply(prompt, max_new_tokens=tokens, eos_ids=eos, ignore_eos=ignore_eos)
 
@@ -51,7 +44,6 @@ def eager(model: PreTrainedModel, prompt: list[int], tokens: int = 12, eos: tupl
     return greedy(model, [prompt], max_new_tokens=tokens, eos_ids=eos, ignore_eos=ignore_eos)[0]
 
 
-@pytest.mark.usefixtures("torch_only")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_ids_are_those_of_transformers(name: str, device: torch.device) -> None:
     """CASES 17: prompts A, B, A of different lengths through one step; no state stays behind."""
@@ -66,7 +58,6 @@ def test_ids_are_those_of_transformers(name: str, device: torch.device) -> None:
     assert [r.decode_steps for r in replies] == [11, 11, 11]
 
 
-@pytest.mark.usefixtures("torch_only")
 @pytest.mark.parametrize("ignored", [(), ("v_proj", "k_proj", "q_proj")])
 def test_pruned_ids_and_launches(ignored: tuple[str, ...], tiny_qwen3: PreTrainedModel, device: torch.device) -> None:
     model, pattern = tiny_qwen3.to(device), Pattern(2, 4)
@@ -83,7 +74,6 @@ def test_pruned_ids_and_launches(ignored: tuple[str, ...], tiny_qwen3: PreTraine
     assert reply(FusedDecoder(model, 32), PROMPTS[0]).ids == dense
 
 
-@pytest.mark.usefixtures("torch_only")
 def test_eos_and_equal_lengths(tiny_qwen3: PreTrainedModel, device: torch.device) -> None:
     """CASES 2 and 3: an answer stops at any of the EOS ids, which counts; a rate run goes on to exactly N with the same ids."""
     model = tiny_qwen3.to(device)
@@ -101,7 +91,6 @@ def test_eos_and_equal_lengths(tiny_qwen3: PreTrainedModel, device: torch.device
     assert (len(single.ids), single.decode_steps, single.decode_seconds) == (1, 0, 0.0)
 
 
-@pytest.mark.usefixtures("torch_only")
 def test_refusals(tiny_qwen3: PreTrainedModel) -> None:
     decoder = FusedDecoder(tiny_qwen3, 16)
     with pytest.raises(UsageError, match="5 tokens and 12 new ones exceed the 16 positions"):
@@ -113,7 +102,6 @@ def test_refusals(tiny_qwen3: PreTrainedModel) -> None:
         reply(decoder, PROMPTS[0], 4)
 
 
-@pytest.mark.usefixtures("torch_only")
 def test_a_logit_that_breaks_in_a_step_is_an_error(tiny_llama: PreTrainedModel) -> None:
     model = build(CONFIGS["llama"])
     decoder = FusedDecoder(model, 32)
@@ -128,7 +116,6 @@ def change(config: PretrainedConfig, **values: object) -> Callable[[], PreTraine
     return lambda: build(type(config)(**config.to_dict() | values))
 
 
-@pytest.mark.usefixtures("torch_only")
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -147,7 +134,6 @@ def test_what_is_built_otherwise_is_refused(make: Callable[[], PreTrainedModel],
         FusedDecoder(make(), 16)
 
 
-@pytest.mark.usefixtures("torch_only")
 def test_a_step_that_computes_something_else_is_refused(tiny_qwen3: PreTrainedModel) -> None:
     """A model may look as expected and compute otherwise: one step is compared."""
     hook = tiny_qwen3.model.layers[0].register_forward_hook(lambda module, inputs, output: output * 2)
@@ -157,15 +143,16 @@ def test_a_step_that_computes_something_else_is_refused(tiny_qwen3: PreTrainedMo
     FusedDecoder(tiny_qwen3, 16)
 
 
-def test_the_kernels_give_the_same_ids(tiny_qwen3: PreTrainedModel, device: torch.device) -> None:
+def test_the_kernels_give_the_same_ids(tiny_qwen3: PreTrainedModel, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same by Triton kernels: a few tokens in the interpreter, a graph on a GPU."""
+    for module in (attention, gate, head, norm, products_module):
+        monkeypatch.setattr(module, "uses_kernels", lambda device: True)
     model = tiny_qwen3.to(device)
     decoder = FusedDecoder(model, 32)
     assert (decoder.captured is not None) == (device.type == "cuda")
     assert reply(decoder, PROMPTS[0], 4).ids == eager(model, PROMPTS[0], 4).ids
 
 
-@pytest.mark.usefixtures("torch_only")
 @torch.no_grad()
 def test_eight_bit_weights_decode_near_the_dense_ones(tiny_qwen3: PreTrainedModel, device: torch.device) -> None:
     model = tiny_qwen3.to(device)

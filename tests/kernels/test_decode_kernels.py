@@ -26,9 +26,8 @@ def draw(*shape: int, seed: int, device: torch.device) -> Tensor:
 @pytest.fixture(params=["kernel", "reference"])
 def runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Runs each test by the kernels and by the torch references."""
-    if request.param == "reference":
-        for module in (norm_module, gate_module, head_module, attention_module):
-            monkeypatch.setattr(module, "runs_triton", lambda device: False)
+    for module in (norm_module, gate_module, head_module, attention_module):
+        monkeypatch.setattr(module, "uses_kernels", lambda device: request.param == "kernel")
     return str(request.param)
 
 

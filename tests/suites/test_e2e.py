@@ -3,7 +3,7 @@
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,8 +22,8 @@ from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory, RunRecord, read_jsonl, strict_json
 from sdbench.suites.data import load_examples
-from sdbench.suites.e2e import judge
 from sdbench.suites.e2e.data import load
+from sdbench.suites.e2e.judge import Calls, Contender
 from sdbench.suites.e2e.options import E2EOptions
 from sdbench.suites.e2e.suite import Outcome, run
 from sdbench.suites.grading import extract_answer, is_match
@@ -32,6 +32,8 @@ from sdbench.suites.tasks.arithmetic import VALIDATION_FILE
 CPU = torch.device("cpu")
 EQUAL, REPEATS = 12, 1
 TINY_LINEARS, TINY_MAX = 14, 8
+PRODUCTS_PER_LINEAR = 4 / 7
+"""q, k and v are one product of a decode step, and so are gate and up."""
 
 
 def options(model: str, **changes: Any) -> E2EOptions:
@@ -87,21 +89,21 @@ class Replies:
 @contextmanager
 def listening(before: Callable[[Replies], None] = lambda replies: None) -> Iterator[Replies]:
     """Notes the judged replies (not the calibration's); ``before`` is called ahead of each answer."""
-    original, heard = judge.greedy, Replies()
+    original, heard = Contender.reply, Replies()
 
-    def greedy(model: Any, prompts: Any, *, ignore_eos: bool, **others: Any) -> list[Reply]:
+    def listened(contender: Contender, prompt: Sequence[int], max_new_tokens: int, *, ignore_eos: bool) -> tuple[Reply, Calls]:
         if not ignore_eos:
             before(heard)
-        replies = original(model, prompts, ignore_eos=ignore_eos, **others)
+        reply, calls = original(contender, prompt, max_new_tokens, ignore_eos=ignore_eos)
         if ignore_eos:
-            heard.rates += replies
+            heard.rates.append(reply)
         else:
-            heard.prompts += [tuple(prompt) for prompt in prompts]
-            heard.answers += replies
-        return replies
+            heard.prompts.append(tuple(prompt))
+            heard.answers.append(reply)
+        return reply, calls
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judge, "greedy", greedy)
+        patch.setattr(Contender, "reply", listened)
         yield heard
 
 
@@ -186,9 +188,10 @@ class TestDemo:
         for arm in demo.outcome.arms:
             linears = 0 if arm["arm"] == "dense" else 28
             assert len(arm["layers"]) == linears
-            assert arm["kernel_calls"] == arm["expected_kernel_calls"] == linears * steps(demo.samples, arm["arm"])
+            products = linears * PRODUCTS_PER_LINEAR
+            assert arm["kernel_calls"] == arm["expected_kernel_calls"] == products * steps(demo.samples, arm["arm"])
             for sample in (s for s in demo.samples if s["arm"] == arm["arm"]):
-                assert sample["kernel_calls"] == linears * (len(sample["ids"]) - 1)
+                assert sample["kernel_calls"] == products * (len(sample["ids"]) - 1)
 
     def test_every_arm_calibrates_on_as_many_rows(self, demo: DemoRun) -> None:
         sources = demo.outcome.calibration["sources"]
@@ -295,7 +298,7 @@ class TestArms:
         for number, arm in enumerate(outcome.arms[1:], start=1):
             assert len(arm["layers"]) == 6 and all(".mlp." in name for name in arm["layers"])
             answered = sum(len(reply.ids) - 1 for reply in heard.answers[3 * number : 3 * number + 3])
-            assert arm["kernel_calls"] == 6 * (answered + EQUAL - 1)
+            assert arm["kernel_calls"] == 4 * (answered + EQUAL - 1)  # gate and up are one product
 
     def test_the_model_is_dense_again_after_each_arm(self, tiny: Path) -> None:
         """Arms are judged on one model in turn: their order must not matter."""
@@ -319,7 +322,7 @@ class TestArms:
             assert arm["equal_tokens"] == EQUAL and arm["decode_rate"] > 0
         for arm in outcome.arms[1:]:
             assert arm["speedup"] > 0
-            assert arm["kernel_calls"] == arm["expected_kernel_calls"] == TINY_LINEARS * (EQUAL - 1)
+            assert arm["kernel_calls"] == arm["expected_kernel_calls"] == TINY_LINEARS * PRODUCTS_PER_LINEAR * (EQUAL - 1)
         assert not (path / "samples.jsonl").exists()
 
 

@@ -121,6 +121,8 @@ def test_every_option_is_among_the_arguments(tmp_path: Path) -> None:
         "method": "sparsegpt",
         "calib": ("self",),
         "prefill": "dense",
+        "compile_baseline": False,
+        "fidelity": "only",
         "dataset_revision": "r1",
         "targets": ("down_proj",),
         "ignore": ("down_proj",),

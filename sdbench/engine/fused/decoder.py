@@ -52,6 +52,8 @@ class FusedDecoder:
         step: The step itself.
         captured: Cost of the graph; None without one.
         calls: Launches of pruned products so far.
+        pruned_products: Pruned products that a decode step makes.
+        variants: Names of the SpMV variants that they run, sorted.
 
     Raises:
         Unfusable: The model is not built as the fused step is, or a step of it gives other logits than transformers.
@@ -59,11 +61,15 @@ class FusedDecoder:
 
     def __init__(self, model: Any, max_positions: int, *, quantized: str | None = None, capture: bool = True, verify: bool = True):
         self.model = model
-        self.max_positions = max_positions
-        self.step = FusedStep(plan(model), max_positions, max_positions, quantized=quantized)
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or max_positions
+        self.max_positions = min(max_positions, limit)
+        self.step = FusedStep(plan(model), self.max_positions, self.max_positions, quantized=quantized)
         self.captured: Capture | None = None
         self.calls = 0
-        self.pruned_products = sum(product.packed for product in self.step.products())
+        self._pruned = [product for product in self.step.products() if product.packed]
+        self._replayed: list[int] = []
+        self.pruned_products = len(self._pruned)
+        self.variants = sorted({product.variant for product in self._pruned})
         self._graph: torch.cuda.CUDAGraph | None = None
         if verify and quantized is None:
             self._verify()
@@ -92,12 +98,15 @@ class FusedDecoder:
         start = clock(self.model.device)
         first = self._prefill(prompt)
         prefill_seconds = clock(self.model.device) - start
-        rest, seconds = ([], 0.0) if first in stops else self._decode(max_new_tokens - 1, stops)
+        before = sum(product.calls for product in self._pruned)
+        rest, steps, seconds = ([], 0, 0.0) if first in stops else self._decode(max_new_tokens - 1, stops)
         for number, token in enumerate(rest):
             if token < 0:
                 raise broken_logits(number + 2, 0)
         ids = (first, *rest)
-        self.calls += self.pruned_products * len(rest)
+        if steps:
+            # Steps past an EOS that was seen late made as many launches each, and do not count.
+            self.calls += (sum(product.calls for product in self._pruned) - before) * len(rest) // steps
         return Reply(
             ids=ids,
             eos=ids[-1] in stops,
@@ -121,8 +130,8 @@ class FusedDecoder:
         self.step.start(first, len(prompt))
         return first
 
-    def _decode(self, steps: int, stops: frozenset[int]) -> tuple[list[int], float]:
-        """Ids after the first, and the seconds that their steps took."""
+    def _decode(self, steps: int, stops: frozenset[int]) -> tuple[list[int], int, float]:
+        """Ids after the first, how many steps ran, and the seconds that the ids' steps took."""
         begin = _Look(self.step.ids, 0)
         looks: deque[_Look] = deque()
         launched = 0
@@ -140,14 +149,16 @@ class FusedDecoder:
                 end = next((place + 1 for place, token in enumerate(ids) if token in stops), None)
                 if end or look.steps == steps:
                     ids = ids[:end]
-                    return ids, look.seconds_since(begin) * len(ids) / look.steps
-        return [], 0.0
+                    return ids, launched, look.seconds_since(begin) * len(ids) / look.steps
+        return [], 0, 0.0
 
     def _one(self) -> None:
         if self._graph is None:
             self.step.run()
         else:
             self._graph.replay()
+            for product, calls in zip(self._pruned, self._replayed, strict=True):
+                product.calls += calls
 
     @torch.no_grad()
     def _capture(self) -> None:
@@ -160,10 +171,11 @@ class FusedDecoder:
             self.step.start(0, 0)
             self.step.run()
         torch.cuda.current_stream().wait_stream(stream)
+        counts = [product.calls for product in self._pruned]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             self.step.run()
-        self._graph = graph
+        self._graph, self._replayed = graph, [product.calls - count for product, count in zip(self._pruned, counts, strict=True)]
         self.captured = Capture(clock(device) - start, torch.cuda.memory_reserved(device) - before)
 
     @torch.no_grad()

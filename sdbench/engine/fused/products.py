@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sdbench.engine.fused.plan import Linear, Unfusable
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.kernels import registry, tuned
-from sdbench.kernels.launching import capability, runs_triton, sm_count
+from sdbench.kernels.launching import capability, sm_count, uses_kernels
 from sdbench.kernels.quantized.weights import quantize
 from sdbench.kernels.registry import Problem, Variant
 from sdbench.packing import stack_rows
@@ -26,7 +26,8 @@ class Product:
         sums: float32 ``[splits, out]``, the result of the last call.
         packed: Whether the weight is a packed one.
         nbytes: Bytes that a call reads of the weight.
-        kernel: What multiplies, for reports.
+        variant: Name of the kernel variant that multiplies.
+        calls: Launches so far.
 
     Raises:
         Unfusable: Some of the linears are packed and others are not, or in different ways.
@@ -37,6 +38,7 @@ class Product:
         if packed and len(packed) < len(linears):
             raise Unfusable("no fused step: some of the linears of one input are pruned and others are not")
         self.packed = bool(packed)
+        self.calls = 0
         weight: Any
         if packed:
             if len({weight.pattern for weight in packed}) > 1:
@@ -48,28 +50,29 @@ class Product:
                 weight = quantize(weight, quantized)
         self.weight = weight
         self.nbytes = int(weight.nbytes)
-        out, device = sum(int(linear.out_features) for linear in linears), weight.device
+        out, device = sum(int(linear.out_features) for linear in linears), _parameters(linears[0]).device
         pattern = packed[0].pattern if packed else None
-        problem = Problem(out, linears[0].in_features, _dtype(linears[0]), pattern, sm_count(device), capability(device))
-        if runs_triton(device):
+        problem = Problem(out, linears[0].in_features, _parameters(linears[0]).dtype, pattern, sm_count(device), capability(device))
+        if uses_kernels(device):
             variant = self._variant(problem, quantized)
             config = dict(tuned.lookup(variant, problem, device)[0] if device.type == "cuda" else variant.default(problem))
             if "pdl" in config:
                 # All kernels of a step take part in dependent launch.
                 config["pdl"] = config["pdl"] or problem.dependent_launch
             splits = config.get("splits", 1) if variant.kernel == "spmv_partial" else 1
-            self.kernel = f"{variant.kernel}/{variant.name}"
+            self.variant = variant.name
             self.sums = torch.empty(splits, out, device=device)
             y = self.sums if variant.kernel == "spmv_partial" else self.sums[0]
             self._run: Callable[[Tensor], object] = lambda x: variant.launch(weight, x, y, config)
         else:
-            self.kernel = "reference"
+            self.variant = "reference"
             self.sums = torch.empty(1, out, device=device)
             self._run = self._reference(problem)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiplies float32 ``[in]``; returns ``sums``."""
         self._run(x)
+        self.calls += 1
         return self.sums
 
     def _variant(self, problem: Problem, quantized: str | None) -> Variant:
@@ -99,5 +102,5 @@ def _one_matrix(linears: Sequence[nn.Linear]) -> Tensor:
     return whole
 
 
-def _dtype(linear: Linear) -> torch.dtype:
-    return linear.packed.dtype if isinstance(linear, PackedLinear) else linear.weight.dtype
+def _parameters(linear: Linear) -> Tensor:
+    return linear.packed.values if isinstance(linear, PackedLinear) else linear.weight

@@ -1,0 +1,105 @@
+"""Ways to decode a live model at batch 1, fastest first, behind one small interface."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from sdbench.engine.fused import FusedDecoder
+from sdbench.engine.graph import CompiledForward, GraphForward
+from sdbench.engine.greedy import EagerForward, Reply, greedy
+from sdbench.engine.packed_linear import PackedLinear
+from sdbench.errors import SdbenchError
+
+EAGER = "transformers, eager"
+GRAPH = "transformers, static cache and CUDA graph"
+COMPILED = "transformers, static cache and torch.compile"
+FUSED = "fused step"
+FUSED_GRAPH = "fused step in a CUDA graph"
+FUSED_INT8 = "fused step in a CUDA graph, int8 weights"
+
+
+class Decoder(Protocol):
+    """Greedy replies at batch 1.
+
+    Attributes:
+        pruned_products: Pruned products that a decode step makes.
+        variants: Names of the SpMV variants that they run, sorted.
+    """
+
+    pruned_products: int
+    variants: list[str]
+
+    @property
+    def calls(self) -> int:
+        """Launches of pruned products so far."""
+
+    def reply(self, prompt: Sequence[int], *, max_new_tokens: int, eos_ids: Collection[int], ignore_eos: bool = False) -> Reply:
+        """See :func:`sdbench.engine.greedy.greedy`."""
+
+
+class TransformersDecoder:
+    """The model's own forward, driven by :func:`sdbench.engine.greedy.greedy`.
+
+    Args:
+        model: A transformers causal language model in eval mode.
+        packed: Its packed linears by name; empty for a dense model.
+        forward: What runs a step.
+    """
+
+    def __init__(self, model: Any, packed: Mapping[str, PackedLinear], forward: EagerForward):
+        self._model, self._packed, self._forward = model, packed, forward
+        self.pruned_products = len(packed)
+        self.variants = sorted({module.variant for module in packed.values()})
+
+    @property
+    def calls(self) -> int:
+        """Launches of packed linears so far, through whatever ran them."""
+        return sum(module.calls for module in self._packed.values())
+
+    def reply(self, prompt: Sequence[int], *, max_new_tokens: int, eos_ids: Collection[int], ignore_eos: bool = False) -> Reply:
+        """One reply."""
+        (reply,) = greedy(
+            self._model, [prompt], max_new_tokens=max_new_tokens, eos_ids=eos_ids, ignore_eos=ignore_eos, forward=self._forward
+        )
+        return reply
+
+
+def fastest(model: Any, packed: Mapping[str, PackedLinear], max_positions: int) -> tuple[Decoder, str, str | None]:
+    """The fastest way for a model as it is now, its name, and why not a faster one.
+
+    Args:
+        model: A transformers causal language model in eval mode.
+        packed: Its packed linears by name; empty for a dense model.
+        max_positions: Longest prompt and reply together.
+    """
+    on_gpu = model.device.type == "cuda"
+    try:
+        return FusedDecoder(model, max_positions), FUSED_GRAPH if on_gpu else FUSED, None
+    except SdbenchError as error:
+        reason = str(error)
+    if on_gpu:
+        try:
+            return named(GRAPH, model, packed, max_positions), GRAPH, reason
+        except SdbenchError as error:
+            reason = f"{reason}; {error}"
+    return named(EAGER, model, packed, max_positions), EAGER, reason
+
+
+def named(path: str, model: Any, packed: Mapping[str, PackedLinear], max_positions: int) -> Decoder:
+    """One way by its name.
+
+    Args:
+        path: Its name.
+        model: A transformers causal language model in eval mode.
+        packed: Its packed linears by name; empty for a dense model.
+        max_positions: Longest prompt and reply together.
+
+    Raises:
+        SdbenchError: The model cannot be run so.
+    """
+    if path == FUSED_INT8:
+        return FusedDecoder(model, max_positions, quantized="int8")
+    if path == COMPILED:
+        return TransformersDecoder(model, packed, CompiledForward(model, max_positions))
+    if path == GRAPH:
+        return TransformersDecoder(model, packed, GraphForward(model, max_positions))
+    return TransformersDecoder(model, packed, EagerForward(model))
