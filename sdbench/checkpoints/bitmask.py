@@ -25,9 +25,10 @@ SPARSE = "sparse-bitmask"
 log = logging.getLogger("sdbench")
 
 
-def is_bitmask(config: Mapping[str, Any]) -> bool:
-    """Whether a ``config.json`` names one of the two formats."""
-    return _entry(config).get("sparsity_config", {}).get("format") in (SPARSE_24, SPARSE)
+def format_of(config: Mapping[str, Any]) -> str | None:
+    """Which of the two formats a ``config.json`` names; None for neither."""
+    named = (_entry(config).get("sparsity_config") or {}).get("format")
+    return named if named in (SPARSE_24, SPARSE) else None
 
 
 def pattern_of(config: Mapping[str, Any]) -> Pattern:
@@ -60,7 +61,7 @@ def read(files: CheckpointFiles) -> tuple[Pattern, list[str], dict[str, Tensor]]
         SdbenchError: The weights are quantised as well.
     """
     pattern = pattern_of(files.config)
-    exact = _entry(files.config)["sparsity_config"]["format"] == SPARSE_24
+    exact = format_of(files.config) == SPARSE_24
     layers: list[str] = []
     dense: list[str] = []
     state: dict[str, Tensor] = {}
@@ -85,20 +86,29 @@ def read(files: CheckpointFiles) -> tuple[Pattern, list[str], dict[str, Tensor]]
     return pattern, layers, state
 
 
+def read_mask(files: CheckpointFiles, stem: str) -> Tensor:
+    """The mask of a weight that is stored under ``<stem>.bitmask``, bool of the weight's shape.
+
+    Raises:
+        CheckFailed: ``<stem>.bitmask`` is not as large as ``<stem>.shape`` says, or one of the two is missing.
+    """
+    shape = [int(n) for n in files.tensor(f"{stem}.shape").flatten()]
+    packed = files.tensor(f"{stem}.bitmask")
+    if list(packed.shape) != [*shape[:-1], -(-shape[-1] // 8)] or packed.dtype != torch.uint8:
+        raise CheckFailed(f"tensor {stem}.bitmask is {packed.dtype} {list(packed.shape)}, which is no bitmask of a weight {shape}")
+    return torch.from_numpy(np.unpackbits(packed.numpy(), axis=-1, count=shape[-1], bitorder="little")).bool()
+
+
 def read_weight(files: CheckpointFiles, stem: str) -> tuple[Tensor, Tensor]:
-    """One weight as a dense tensor, and its bitmask as bool of the same shape.
+    """A stored weight as a dense tensor, and its mask.
 
     Raises:
         CheckFailed: The three tensors don't fit together.
     """
-    shape = [int(n) for n in files.tensor(f"{stem}.shape").flatten()]
-    packed, values = files.tensor(f"{stem}.bitmask"), files.tensor(f"{stem}.compressed").flatten()
-    if list(packed.shape) != [*shape[:-1], -(-shape[-1] // 8)] or packed.dtype != torch.uint8:
-        raise CheckFailed(f"tensor {stem}.bitmask is {packed.dtype} {list(packed.shape)}, which is no bitmask of a weight {shape}")
-    keep = torch.from_numpy(np.unpackbits(packed.numpy(), axis=-1, count=shape[-1], bitorder="little")).bool()
+    keep, values = read_mask(files, stem), files.tensor(f"{stem}.compressed").flatten()
     if int(keep.sum()) != len(values):
         raise CheckFailed(f"tensor {stem}.compressed has {len(values)} values, but {stem}.bitmask marks {int(keep.sum())}")
-    return torch.zeros(shape, dtype=values.dtype).masked_scatter_(keep, values), keep
+    return torch.zeros(keep.shape, dtype=values.dtype).masked_scatter_(keep, values), keep
 
 
 def fits(keep: Tensor, pattern: Pattern) -> bool:

@@ -24,7 +24,7 @@ def load(path: str | Path, *, revision: str | None = None, device: str | torch.d
     method = files.config.get("quantization_config", {}).get("quant_method")
     if method == QUANT_METHOD:
         loaded = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **options)
-    elif bitmask.is_bitmask(files.config):
+    elif bitmask.format_of(files.config):
         loaded = _load_bitmask(files, options)
     else:
         what = f"quantised by {method}" if method else "dense"

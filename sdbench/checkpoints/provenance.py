@@ -67,6 +67,7 @@ class Layer(_Record):
 class Origin(_Record):
     """What is known before the files are written."""
 
+    schema_: Literal["sdbench.checkpoint/1"] = Field(default=SCHEMA, alias="schema")
     method: str
     pattern: str
     seed: int
@@ -82,7 +83,6 @@ class Provenance(Origin):
     without the field itself.
     """
 
-    schema_: Literal["sdbench.checkpoint/1"] = Field(SCHEMA, alias="schema")
     format: Format
     created: str
     versions: dict[str, str | None]

@@ -179,6 +179,8 @@ def _write_shards(folder: Path, entries: Iterator[dict[str, Tensor]], limit: int
         nonlocal pending
         shards.append(list(pending))
         save_file(pending, _part(folder, len(shards)), metadata={"format": "pt"})
+        # safetensors makes it private, unlike every other file here.
+        _part(folder, len(shards)).chmod(0o644)
         pending = {}
 
     for entry in entries:
