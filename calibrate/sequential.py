@@ -116,7 +116,8 @@ def _prune_blocks(
             weights[name] = pruned.weight
             yield name, pruned
         with weights_in_place(inside, weights), phase("prefill"):
-            hidden = [_run(block, states, call) for states, call in zip(hidden, calls[prefix], strict=True)]
+            for number, call in enumerate(calls[prefix]):
+                hidden[number] = _run(block, hidden[number], call)
 
 
 @torch.no_grad()
