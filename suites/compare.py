@@ -195,18 +195,6 @@ def compare(base: SavedRun, new: SavedRun, fail_over: float) -> Comparison:
     return Comparison(base, new, fail_over, _warnings(base, new), findings)
 
 
-def mcnemar(lost: int, gained: int) -> float:
-    """Two-sided p of McNemar's exact test: how likely so uneven a split of the changed examples is, were each as likely to go either way.
-
-    Args:
-        lost: Examples right in BASE alone.
-        gained: Examples right in NEW alone.
-    """
-    changed = lost + gained
-    tail = sum(math.comb(changed, count) for count in range(min(lost, gained) + 1))
-    return min(1.0, 2 * tail / 2**changed)
-
-
 def _of_row(key: Row, before: Row, after: Row, base: SavedRun, new: SavedRun, fail_over: float) -> Iterator[Finding]:
     outcomes = _outcome(before), _outcome(after)
     if outcomes != ("correct", "correct"):
@@ -270,6 +258,8 @@ def _problem(value: float | None, name: str) -> str | None:
 
 
 def _quality(key: Row, field: str, figure: str, counts: tuple[Any, Any], base: SavedRun, new: SavedRun) -> Finding:
+    from sdbench.suites.statistics import mcnemar  # a second of scipy that a comparison of kernels does not need
+
     before, after = (
         {
             (sample.get("example"), sample.get("prompt_hash")): bool(sample[field])
@@ -278,15 +268,15 @@ def _quality(key: Row, field: str, figure: str, counts: tuple[Any, Any], base: S
         }
         for run in (base, new)
     )
-    common = before.keys() & after.keys()
+    common = list(before.keys() & after.keys())
     if not common:
         return Finding("no ratio", key, figure, *counts, reason="no example in common: not tested")
-    lost, gained = (sum(a[one] and not b[one] for one in common) for a, b in ((before, after), (after, before)))
-    p = mcnemar(lost, gained)
+    first, second = [before[one] for one in common], [after[one] for one in common]
+    lost, gained = (sum(pair == way for pair in zip(first, second, strict=True)) for way in ((True, False), (False, True)))
+    p = mcnemar(first, second)
     verdict: Verdict = "same" if p >= ALPHA else "worse" if lost > gained else "better"
-    base_right, new_right = (f"{sum(run[one] for one in common)}/{len(common)}" for run in (before, after))
     reason = f"{lost} lost, {gained} gained, exact McNemar p = {p:.2g}"
-    return Finding(verdict, key, figure, base_right, new_right, reason=reason)
+    return Finding(verdict, key, figure, f"{sum(first)}/{len(common)}", f"{sum(second)}/{len(common)}", reason=reason)
 
 
 def _warnings(base: SavedRun, new: SavedRun) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.results import RunRecord
-from sdbench.suites.compare import Comparison, Finding, compare, mcnemar
+from sdbench.suites.compare import Comparison, Finding, compare
 from sdbench.suites.runs import SavedRun
 
 NAN = float("nan")
@@ -201,14 +201,6 @@ def test_findings_are_sorted_by_severity_then_by_ratio() -> None:
     ]  # fmt: skip
     assert [found.key["variant"] for found in comparison.regressions] == ["d", "c", "b"]
     assert comparison.lines() == ["1 broken, 2 slower, 1 only in BASE, 1 no ratio, 1 only in NEW, 1 faster, 1 same"]
-
-
-@pytest.mark.parametrize(
-    ("lost", "gained", "p"), [(0, 0, 1.0), (5, 0, 0.0625), (0, 6, 0.03125), (1, 1, 1.0), (10, 2, 79 / 2048), (2, 10, 79 / 2048)]
-)
-def test_mcnemar(lost: int, gained: int, p: float) -> None:
-    """Twice the binomial tail: 12 changed examples, 2 of them one way, is 2 (1 + 12 + 66) / 4096."""
-    assert mcnemar(lost, gained) == pytest.approx(p)
 
 
 @pytest.mark.parametrize(
