@@ -66,9 +66,10 @@ def command(
 
     \b
     sdbench prune --output demo-2-4
-    sdbench prune --model org/model --calib decode+sink --method sparsegpt --output pruned
-    sdbench prune --model model.gguf --pattern 16:32 --format dense --output dense-with-zeros
-    sdbench prune --train data/train.jsonl --split-manifest data/manifest.json --output pruned
+    sdbench prune --model org/model --method sparsegpt --output pruned
+    sdbench prune --model model.gguf --pattern 16:32 --format dense --output zeros
+    sdbench prune --train data/train.jsonl \\
+        --split-manifest data/manifest.json --output pruned
     """
     from sdbench.checkpoints.write import require_free
     from sdbench.devices import resolve_device, resolve_dtype

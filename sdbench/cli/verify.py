@@ -20,7 +20,7 @@ def command(path: Path, pattern: str | None, as_json: bool) -> None:
 
     \b
     sdbench verify pruned
-    sdbench verify dense-with-zeros --pattern 2:4
+    sdbench verify zeros --pattern 2:4
     sdbench verify pruned --json
     """
     from dataclasses import asdict

@@ -82,6 +82,7 @@ class TestPlainTransformers:
         written = write(tiny_qwen3)
         model = AutoModelForCausalLM.from_pretrained(written.folder)
         assert model.hf_quantizer.is_compileable
+        assert json.loads(model.config.to_json_string())["quantization_config"]["pattern"] == "2:4"
         assert torch.equal(logits(model), logits(written.pruned_model()))
 
     def test_transformers_may_be_imported_after_sdbench(self, write, tiny_qwen3):
@@ -145,6 +146,20 @@ class TestRunning:
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(x), layer(x))
         assert layer.calls == (1 if rows == 1 else 0)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_eager_and_compiled(write, tiny_llama):
+    """A static cache makes ``generate`` compile the model, the SpMV as one operator of it."""
+    written = write(tiny_llama)
+    model = sdbench.load(written.folder, device="cuda")
+    for name, weight in written.weights.items():
+        assert torch.equal(model.get_submodule(name).packed.unpack().cpu(), weight)
+    ids = IDS.cuda()
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "do_sample": False}
+    want = written.pruned_model().cuda().generate(ids, **options)
+    assert torch.equal(model.generate(ids, **options), want)
+    assert torch.equal(model.generate(ids, **options, cache_implementation="static"), want)
 
 
 class TestBadInput:

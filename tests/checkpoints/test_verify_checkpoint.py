@@ -74,12 +74,13 @@ class TestWhole:
 
 
 class TestPlanted:
-    def test_a_flipped_mask_bit(self, write, edit, tiny_qwen3):
+    @pytest.mark.parametrize("kept", [False, True])
+    def test_a_flipped_mask_bit(self, kept, write, edit, tiny_qwen3):
         written = write(tiny_qwen3)
-        column = int((~written.keep[UP][5, 12:16]).nonzero()[0]) + 12
+        column = int((written.keep[UP][5, 12:16] == kept).nonzero()[0]) + 12
 
         def change(tensors: dict[str, Tensor]) -> None:
-            tensors[f"{UP}.bitmask"][5, column // 8] |= 1 << column % 8
+            tensors[f"{UP}.bitmask"][5, column // 8] ^= 1 << column % 8
 
         spoil(written.folder, edit, change)
         assert failures(written.folder) == [(f"{UP}.bitmask", "exact", (5, 12)), (f"{UP}.compressed", "values", None)]
