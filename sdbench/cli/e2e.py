@@ -93,8 +93,8 @@ def command(
     \b
     sdbench e2e --calib decode
     sdbench e2e --calib decode --calib self --pattern 16:32 --prefill dense
-    sdbench e2e --calib decode --calib text --calibration-text c4.jsonl --sequential --method sparsegpt
-    sdbench e2e --method sparsegpt --calib decode --calib decode+sink --calib self --fidelity-only --diagnose --plot layers.png
+    sdbench e2e --calib text --calibration-text c4.jsonl --sequential
+    sdbench e2e --calib decode+sink --fidelity-only --diagnose --plot layers.png
     sdbench e2e --model random:Qwen/Qwen3-4B-Instruct-2507 --equal-tokens 256
     sdbench split train.jsonl --output data
     sdbench e2e --model model.gguf --train data/train.jsonl \\
