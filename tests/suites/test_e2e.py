@@ -120,11 +120,6 @@ def quiet() -> Progress:
     return Progress(Console(file=io.StringIO()))
 
 
-def arm_of(outcome: Outcome, name: str) -> dict[str, Any]:
-    (found,) = [arm for arm in outcome.arms if arm["arm"] == name]
-    return found
-
-
 def steps(samples: list[dict[str, Any]], arm: str, repeats: int = REPEATS) -> int:
     """Decode steps of an arm, from the lengths alone: the first token of a reply comes from its prefill."""
     return sum(len(sample["ids"]) - 1 for sample in samples if sample["arm"] == arm) + repeats * (EQUAL - 1)
