@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -16,9 +17,12 @@ import sdbench
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
 from sdbench.checkpoints.bitmask import fill_up, fits, pattern_of
+from sdbench.checkpoints.files import CheckpointFiles
+from sdbench.checkpoints.verify import verify
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.errors import CheckFailed, SdbenchError
 from sdbench.pattern import Pattern
+from sdbench.progress import Progress
 
 IDS = torch.tensor([[1, 5, 9, 7]])
 TWO_FOUR = Pattern(2, 4)
@@ -85,6 +89,20 @@ def test_an_old_2_4_model_runs_again(form, spelling, old, tiny_qwen3):
     assert torch.equal(logits(model), logits(tiny_qwen3))
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.generation_config.eos_token_id == [2, 3]
+
+
+@pytest.mark.parametrize("form", ["sparse-24-bitmask", "sparse-bitmask"])
+def test_verify_reads_them_too(form, old, edit):
+    folder, keep = old(form)
+    found = verify(CheckpointFiles.open(folder), None, Progress(Console(quiet=True)))
+    assert (found.kind, found.pattern, found.failures) == (form, TWO_FOUR, [])
+    assert [layer.name for layer in found.layers if layer.pruned] == list(keep)
+    name = "model.layers.1.mlp.up_proj"
+    values = load_file(folder / "model.safetensors")[f"{name}.compressed"]
+    values.view(-1)[7] = float("nan")
+    edit(folder, {f"{name}.compressed": values})
+    (failure,) = verify(CheckpointFiles.open(folder), None, Progress(Console(quiet=True))).failures
+    assert (failure.tensor, failure.check, failure.index) == (f"{name}.compressed", "values", (0, 7) if "24" in form else (7,))
 
 
 def test_early_files_compress_every_weight_and_what_is_not_2_4_stays_dense(old, tiny_qwen3, caplog):
