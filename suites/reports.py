@@ -4,11 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sdbench.errors import SdbenchError, UsageError
+from sdbench.suites.decode import report as decode
 from sdbench.suites.e2e import report as e2e
 from sdbench.suites.kernels import report as kernels
 from sdbench.suites.runs import Report, SavedRun
 
-REPORTS: dict[str, Callable[[SavedRun], Report]] = {"kernels": kernels.of_run, "tune": kernels.of_tune_run, "e2e": e2e.of_run}
+REPORTS: dict[str, Callable[[SavedRun], Report]] = {
+    "kernels": kernels.of_run,
+    "tune": kernels.of_tune_run,
+    "e2e": e2e.of_run,
+    "decode": decode.of_run,
+}
 """Command -> the report of one of its run directories."""
 
 

@@ -152,6 +152,14 @@ class FusedDecoder:
                     return ids, launched, look.seconds_since(begin) * len(ids) / look.steps
         return [], 0, 0.0
 
+    @torch.no_grad()
+    def decode_steps(self, count: int) -> None:
+        """Runs some steps over what the cache holds, for a profile; their tokens are dropped."""
+        self.step.count.zero_()
+        self.step.position.fill_(max(0, self.max_positions - 1 - count))
+        for _ in range(count):
+            self._one()
+
     def _one(self) -> None:
         if self._graph is None:
             self.step.run()

@@ -1,0 +1,91 @@
+"""The decode suite's tables."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sdbench.suites.runs import Report, SavedRun, Table, measured
+from sdbench.tables import Column
+
+SCHEMA = "sdbench.decode/1"
+Row = dict[str, Any]
+
+COLUMNS = (
+    Column("arm", key=True),
+    Column("decodes by", key=True),
+    Column("context", key=True),
+    Column("tok/s", figure=True),
+    Column("p20-p80", figure=True),
+    Column("x dense", figure=True),
+    Column("ms a token", figure=True),
+    Column("GB a token", figure=True),
+    Column("GB/s", figure=True),
+    Column("% ceiling", figure=True),
+    Column("kernels", figure=True),
+    Column("TTFT ms", figure=True),
+    Column("peak GB", figure=True),
+)
+
+
+def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
+    """The table, its notes, the profiles and the JSON document.
+
+    Args:
+        rows: Judged rows of the suite.
+        arguments: The run's.
+        environment: The machine.
+    """
+    lines = [
+        f"exactly {arguments['tokens']} tokens after the prompt, EOS ignored, median of {arguments['repeats']}; x dense is over the "
+        "fastest dense way at that context; GB a token and ceiling at half of the reply",
+        "pruned by magnitude: only speed is measured",
+    ]
+    for row in rows:
+        if row["outcome"] != "correct":
+            lines.append(f"{row['arm']}, {row['path']}, {row['context']}: {row['outcome']} ({row['reason']})")
+        if row["capture"]:
+            took = f"{row['capture']['seconds']:.1f} s, {row['capture']['bytes'] / 1e6:.0f} MB"
+            lines.append(f"graph of {row['arm']} at {row['context']}: {took} (compilation included)")
+    if all(row["ceiling"] is None for row in rows):
+        lines.append("no GPU: rates say nothing about GPU speed, and there is no ceiling")
+    document = {"schema": SCHEMA, "model": arguments["model"], "environment": environment, "rows": list(rows)}
+    profiles = [_profile(row) for row in rows if row["profile"]]
+    return Report(
+        f"{arguments['model']}: decoding at batch 1", COLUMNS, [_cells(row) for row in rows], lines, document, rows, more=profiles
+    )
+
+
+def of_run(run: SavedRun) -> Report:
+    """The report of a run directory."""
+    from sdbench.suites.decode.suite import judge
+
+    rows = judge([measured(row) for row in run.latest("decode", "arm", "path", "context")])
+    return report(rows, run.record.arguments, run.now("environment"))
+
+
+def _profile(row: Row) -> Table:
+    columns = (Column("kernels", key=True), Column("us a step", figure=True), Column("launches", figure=True))
+    cells = [[kind, f"{entry['us']:.0f}", f"{entry['launches']:.0f}"] for kind, entry in row["profile"].items()]
+    return Table(f"a step of {row['arm']} at {row['context']} of context", columns, cells, ["overlapping kernels count twice"])
+
+
+def _cells(row: Row) -> list[str]:
+    rate, memory = row["decode_rate"], row["memory"]
+
+    def figure(value: float | None, digits: int, factor: float = 1.0) -> str:
+        return "-" if value is None else f"{value * factor:.{digits}f}"
+
+    return [
+        row["arm"],
+        row["path"],
+        str(row["context"]),
+        figure(rate and rate["p50"], 1),
+        f"{rate['p20']:.1f}-{rate['p80']:.1f}" if rate else "-",
+        figure(row["speedup"], 2),
+        figure(row["ms_per_token"], 3),
+        figure(row["step_bytes"], 3, 1e-9),
+        figure(row["gbps"], 0),
+        figure(row["of_ceiling"], 0, 100),
+        figure(row["kernels"], 0),
+        figure(row["ttft_ms"], 1),
+        figure(memory and memory["peak"], 2, 1e-9),
+    ]

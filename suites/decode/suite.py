@@ -1,0 +1,277 @@
+"""Times the ways to decode a model, dense and pruned, at each context length; quality plays no part, so weights are pruned by magnitude."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from sdbench.calibrate.magnitude import keep_mask
+from sdbench.calibrate.select import select_linears
+from sdbench.engine.decoders import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH, Decoder, named
+from sdbench.engine.fused import FusedDecoder
+from sdbench.engine.packed_linear import PackedLinear, packed_linears
+from sdbench.errors import SdbenchError, UsageError
+from sdbench.kernels.read import read_bandwidth
+from sdbench.memory import peak_memory, resident_bytes
+from sdbench.models import LoadedModel, ModelSpec, load_model
+from sdbench.packing import PackedWeight, pack
+from sdbench.pattern import Pattern
+from sdbench.progress import Progress
+from sdbench.results import RunDirectory
+from sdbench.suites.decode.profile import profile
+from sdbench.suites.e2e.ceiling import step_bytes
+from sdbench.suites.metrics import decode_rate
+from sdbench.timing import summarise
+
+Row = dict[str, Any]
+DENSE, INT8 = "dense", "int8"
+_PROBE_BYTES = 1 << 30
+_FIGURES = (
+    *("decode_rate", "ms_per_token", "ttft_ms", "step_bytes", "gbps", "ceiling", "of_ceiling"),
+    *("kernels", "capture", "memory", "profile", "reason"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeOptions:
+    """What to time.
+
+    Attributes:
+        spec: The model.
+        device: Where it runs.
+        dtype: Dtype of its weights.
+        patterns: Patterns of the pruned arms.
+        contexts: Prompt lengths.
+        tokens: Exact length of a timed reply.
+        repeats: Timed replies of each way and length; the median counts.
+        warmup_tokens: Tokens decoded before, untimed.
+        baselines: Also time transformers' own ways at the first context length.
+        profiled: Also profile a step of each arm, by kernel.
+        targets: Patterns of the linears to prune; none for all.
+        ignore: Patterns of the linears to leave dense.
+        seed: Seed of the prompts.
+
+    Raises:
+        UsageError: A number out of range.
+    """
+
+    spec: ModelSpec
+    device: torch.device
+    dtype: torch.dtype
+    patterns: tuple[Pattern, ...]
+    contexts: tuple[int, ...]
+    tokens: int
+    repeats: int
+    warmup_tokens: int
+    baselines: bool
+    profiled: bool
+    targets: tuple[str, ...]
+    ignore: tuple[str, ...]
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("context", min(self.contexts), 1),
+            ("tokens", self.tokens, 2),
+            ("repeats", self.repeats, 1),
+            ("warmup-tokens", self.warmup_tokens, 0),
+        ):
+            if value < least:
+                raise UsageError(f"--{name} is {value}; it must be at least {least}")
+        if self.profiled and self.device.type != "cuda":
+            raise UsageError("--profile needs a GPU, whose kernels it counts; leave it out")
+
+    def arguments(self) -> dict[str, Any]:
+        """Every option that changes a result, for the run directory."""
+        return {
+            "model": self.spec.name,
+            "revision": self.spec.revision,
+            "device": self.device.type,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "pattern": [str(pattern) for pattern in self.patterns],
+            "context": list(self.contexts),
+            "tokens": self.tokens,
+            "repeats": self.repeats,
+            "warmup_tokens": self.warmup_tokens,
+            "baselines": self.baselines,
+            "profile": self.profiled,
+            "targets": list(self.targets),
+            "ignore": list(self.ignore),
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way to decode at one context length.
+
+    Attributes:
+        arm: ``dense``, ``int8`` or a pattern.
+        path: Name of the decoder.
+        context: Prompt length.
+    """
+
+    arm: str
+    path: str
+    context: int
+
+
+def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progress) -> list[Row]:
+    """Times every way; those that a resumed run directory holds are kept.
+
+    Args:
+        options: What to time.
+        directory: Where rows go as they finish; None to keep them in memory alone.
+        progress: Where to report.
+
+    Returns:
+        A row a way and context, with ``speedup`` over the fastest way to decode the dense weights at that context.
+    """
+    done = {_key(row): row for row in (directory.rows if directory else []) if row["record"] == "decode"}
+    ways = _ways(options)
+    loaded: LoadedModel | None = None
+    with progress.task("decode", len(ways)) as task:
+        for arm in dict.fromkeys(way.arm for way in ways):
+            ours = [way for way in ways if way.arm == arm]
+            missing = [way for way in ours if _way_key(way) not in done]
+            task.advance(len(ours) - len(missing))
+            if not missing:
+                continue
+            loaded = loaded or load_model(options.spec, options.device, options.dtype, progress.note)
+            with _pruned(arm, loaded, options) as packed:
+                for way in missing:
+                    row = _measure(way, loaded, packed, options)
+                    if directory:
+                        directory.add_row({"record": "decode", **row})
+                    done[_way_key(way)] = row
+                    task.advance()
+    return judge([{name: value for name, value in done[_way_key(way)].items() if name not in ("record", "attempt")} for way in ways])
+
+
+def judge(rows: list[Row]) -> list[Row]:
+    """Adds each row's speed-up over the fastest bf16 (or unrounded) dense way at its context; None without one."""
+    for row in rows:
+        dense = [
+            other["decode_rate"]["p50"]
+            for other in rows
+            if other["arm"] == DENSE and other["context"] == row["context"] and other["decode_rate"]
+        ]
+        row["speedup"] = row["decode_rate"]["p50"] / max(dense) if dense and row["decode_rate"] else None
+    return rows
+
+
+def _ways(options: DecodeOptions) -> list[_Way]:
+    fused = FUSED_GRAPH if options.device.type == "cuda" else FUSED
+    ways = [_Way(DENSE, fused, context) for context in options.contexts]
+    if options.baselines:
+        others = (COMPILED, GRAPH, EAGER) if options.device.type == "cuda" else (EAGER,)
+        ways += [_Way(DENSE, path, options.contexts[0]) for path in others]
+    if options.device.type == "cuda":
+        ways += [_Way(INT8, FUSED_INT8, context) for context in options.contexts]
+    return ways + [_Way(str(pattern), fused, context) for pattern in options.patterns for context in options.contexts]
+
+
+@contextmanager
+def _pruned(arm: str, loaded: LoadedModel, options: DecodeOptions) -> Iterator[Mapping[str, PackedLinear]]:
+    if arm in (DENSE, INT8):
+        yield {}
+        return
+    pattern = Pattern.parse(arm)
+    linears: dict[str, nn.Linear] = select_linears(loaded.model, options.targets, options.ignore)
+    weights: dict[str, PackedWeight] = {}
+    for name, linear in linears.items():
+        weights[name] = pack(linear.weight.detach(), keep_mask(linear.weight, pattern, layer=name), pattern, name)
+    with packed_linears(loaded.model, weights, "pruned") as modules:
+        yield modules
+
+
+def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear], options: DecodeOptions) -> Row:
+    row: Row = {"arm": way.arm, "path": way.path, "context": way.context, "tokens": options.tokens, "outcome": "correct"}
+    empty = (
+        "decode_rate",
+        "ms_per_token",
+        "ttft_ms",
+        "step_bytes",
+        "gbps",
+        "ceiling",
+        "of_ceiling",
+        "kernels",
+        "capture",
+        "memory",
+        "profile",
+    )
+    row |= dict.fromkeys(empty)
+    device = options.device
+    length = way.context + max(options.tokens, options.warmup_tokens)
+    generator = torch.Generator().manual_seed(options.seed)
+    prompt = torch.randint(0, loaded.model.config.get_text_config().vocab_size, (way.context,), generator=generator).tolist()
+    try:
+        before = resident_bytes(device)
+        decoder = named(way.path, loaded.model, packed, length)
+        with peak_memory(device) as peak:
+            replies = _replies(decoder, prompt, way, options)
+    except torch.OutOfMemoryError as error:
+        return row | {"outcome": "out_of_resources", "reason": " ".join(str(error).split())[:200]}
+    except UsageError:
+        raise
+    except SdbenchError as error:
+        return row | {"outcome": "constraint", "reason": str(error)}
+    rates = summarise([rate for rate, _ in replies])
+    nbytes = _step_bytes(decoder, loaded, packed, way.context + options.tokens // 2)
+    ceiling = read_bandwidth(min(nbytes, _PROBE_BYTES), device) / nbytes if device.type == "cuda" else None
+    row |= {
+        "decode_rate": rates.as_dict() if rates else None,
+        "ms_per_token": 1e3 / rates.p50 if rates else None,
+        "ttft_ms": 1e3 * sorted(seconds for _, seconds in replies)[len(replies) // 2],
+        "step_bytes": nbytes,
+        "gbps": nbytes * rates.p50 / 1e9 if rates else None,
+        "ceiling": ceiling,
+        "of_ceiling": rates.p50 / ceiling if rates and ceiling else None,
+        "memory": {
+            "parameters": sum(p.nbytes for p in {p.data_ptr(): p for p in loaded.model.parameters()}.values()),
+            "packed": sum(module.packed.nbytes for module in packed.values()),
+            "decoder": max(0, resident_bytes(device) - before),
+            "peak": peak.bytes,
+        },
+    }
+    if isinstance(decoder, FusedDecoder):
+        step, captured = decoder.step, decoder.captured
+        row["kernels"] = step.kernels if device.type == "cuda" else None
+        row["memory"]["cache"] = step.keys.nbytes + step.values.nbytes
+        row["capture"] = {"seconds": captured.seconds, "bytes": captured.nbytes} if captured else None
+        if options.profiled:
+            row["profile"] = profile(lambda: decoder.decode_steps(8), 8)
+    return row
+
+
+def _replies(decoder: Decoder, prompt: Sequence[int], way: _Way, options: DecodeOptions) -> list[tuple[float, float]]:
+    """Decode rate and prefill seconds of each repeat."""
+    # An eager cache grows, so that each length is a shape of its own: all of them are warmed up.
+    warmup = options.tokens if way.path == EAGER else options.warmup_tokens
+    if warmup:
+        decoder.reply(prompt, max_new_tokens=warmup, eos_ids=(), ignore_eos=True)
+    found = []
+    for _ in range(options.repeats):
+        reply = decoder.reply(prompt, max_new_tokens=options.tokens, eos_ids=(), ignore_eos=True)
+        found.append((decode_rate(len(reply.ids), reply.decode_seconds) or 0.0, reply.prefill_seconds))
+    return found
+
+
+def _step_bytes(decoder: Decoder, loaded: LoadedModel, packed: Mapping[str, PackedLinear], context: int) -> int:
+    """Bytes that a step reads: products of the fused step as they are, else the model's weights; lm_head and the cache."""
+    nbytes = step_bytes(loaded.model, packed, context)
+    if isinstance(decoder, FusedDecoder) and not packed:
+        linears = select_linears(loaded.model, (), ())
+        nbytes += sum(product.nbytes for product in decoder.step.products()) - sum(linear.weight.nbytes for linear in linears.values())
+    return nbytes
+
+
+def _key(row: Row) -> tuple[str, str, int]:
+    return row["arm"], row["path"], row["context"]
+
+
+def _way_key(way: _Way) -> tuple[str, str, int]:
+    return way.arm, way.path, way.context

@@ -1,0 +1,118 @@
+"""The decode suite in-process on a tiny random model, and its tables."""
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from sdbench.engine.decoders import EAGER, FUSED
+from sdbench.errors import UsageError
+from sdbench.models import resolve_model
+from sdbench.pattern import Pattern
+from sdbench.progress import Progress
+from sdbench.results import RunDirectory
+from sdbench.suites.decode.profile import kind_of
+from sdbench.suites.decode.report import report
+from sdbench.suites.decode.suite import DecodeOptions, judge, run
+from sdbench.suites.reports import render
+from sdbench.suites.runs import read_run
+
+
+def options(folder: Path, **changes: Any) -> DecodeOptions:
+    standard: dict[str, Any] = {
+        "spec": resolve_model(f"random:{folder}", None, torch.device("cpu")),
+        "device": torch.device("cpu"),
+        "dtype": torch.float32,
+        "patterns": (Pattern(2, 4),),
+        "contexts": (4, 9),
+        "tokens": 5,
+        "repeats": 2,
+        "warmup_tokens": 2,
+        "baselines": True,
+        "profiled": False,
+        "targets": (),
+        "ignore": (),
+        "seed": 0,
+    }
+    return DecodeOptions(**standard | changes)
+
+
+@pytest.fixture
+def folder(tiny_qwen3: PreTrainedModel, tmp_path: Path) -> Path:
+    tiny_qwen3.config.save_pretrained(tmp_path / "architecture")
+    return tmp_path / "architecture"
+
+
+def quiet() -> Progress:
+    return Progress(Console(file=io.StringIO()))
+
+
+def test_every_way_and_context_has_a_row(folder: Path, tmp_path: Path) -> None:
+    wanted = options(folder)
+    with RunDirectory.open(tmp_path / "run", "decode", wanted.arguments(), {}) as directory:
+        rows = run(wanted, directory, quiet())
+    ways = [("dense", FUSED, 4), ("dense", FUSED, 9), ("dense", EAGER, 4), ("2:4", FUSED, 4), ("2:4", FUSED, 9)]
+    assert [(row["arm"], row["path"], row["context"]) for row in rows] == ways
+    for row in rows:
+        assert row["outcome"] == "correct" and row["tokens"] == 5
+        assert row["ms_per_token"] == pytest.approx(1e3 / row["decode_rate"]["p50"])
+        assert row["gbps"] == pytest.approx(row["step_bytes"] * row["decode_rate"]["p50"] / 1e9)
+        assert (row["ceiling"], row["kernels"], row["capture"]) == (None, None, None)
+    # Seven linears a layer keep half of their values and a bit for each column: fp32 at 2:4 reads 17/32 of the dense linears.
+    linears = 2 * 4 * (64 * (128 + 64 + 64) + 128 * 64 + 64 * 128 * 3)
+    assert rows[0]["step_bytes"] - rows[3]["step_bytes"] == linears * 15 / 32
+    assert rows[1]["step_bytes"] - rows[0]["step_bytes"] == 5 * 2 * 2 * 64 * 4  # positions x layers x keys and values x width x bytes
+    fastest = max(row["decode_rate"]["p50"] for row in rows[:3] if row["context"] == 4)
+    assert rows[3]["speedup"] == pytest.approx(rows[3]["decode_rate"]["p50"] / fastest)
+    assert render(read_run(tmp_path / "run")).cells == report(rows, wanted.arguments(), {}).cells
+
+
+def test_a_resumed_run_keeps_what_it_has(folder: Path, tmp_path: Path) -> None:
+    wanted = options(folder, contexts=(4,), baselines=False, repeats=1)
+    with RunDirectory.open(tmp_path / "run", "decode", wanted.arguments(), {}) as directory:
+        first = run(wanted, directory, quiet())
+    with RunDirectory.open(tmp_path / "run", "decode", wanted.arguments(), {}) as directory:
+        assert run(wanted, directory, quiet()) == first
+
+
+def test_a_context_that_the_model_does_not_have(folder: Path) -> None:
+    with pytest.raises(UsageError, match="exceed the 256 positions"):
+        run(options(folder, contexts=(255,), baselines=False), None, quiet())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"contexts": (0,)}, "--context is 0"), ({"tokens": 1}, "--tokens is 1"), ({"profiled": True}, "GPU")]
+)
+def test_options_out_of_range(folder: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        options(folder, **changes)
+
+
+def test_a_speed_up_needs_a_dense_rate_at_its_context() -> None:
+    rate = {"p20": 1.0, "p50": 2.0, "p80": 3.0}
+    rows = [
+        {"arm": "dense", "context": 4, "decode_rate": rate}, {"arm": "dense", "context": 4, "decode_rate": None},
+        {"arm": "2:4", "context": 4, "decode_rate": {**rate, "p50": 3.0}}, {"arm": "2:4", "context": 9, "decode_rate": rate},
+    ]  # fmt: skip
+    assert [row["speedup"] for row in judge(rows)] == [1.0, None, 1.5, None]
+
+
+def test_kernels_are_told_by_their_names() -> None:
+    names = ["lane_row_kernel", "gemv_kernel", "attention_kernel", "nvjet_tst_gemm", "void at::native::elementwise_kernel"]
+    assert [kind_of(name) for name in names] == ["pruned products", "dense products", "attention", "dense products", "other"]
+
+
+@pytest.mark.gpu
+def test_profile_and_graph_on_a_gpu(folder: Path) -> None:
+    rows = run(options(folder, device=torch.device("cuda"), dtype=torch.bfloat16, profiled=True, contexts=(4,), tokens=40), None, quiet())
+    by_arm = {row["arm"]: row for row in rows if row["profile"]}
+    assert set(by_arm) == {"dense", "int8", "2:4"}
+    for row in by_arm.values():
+        assert row["kernels"] == pytest.approx(sum(entry["launches"] for entry in row["profile"].values()), abs=1)
+        assert row["capture"]["seconds"] > 0 and math.isfinite(row["of_ceiling"])
+    assert by_arm["2:4"]["profile"]["pruned products"]["launches"] == 8
