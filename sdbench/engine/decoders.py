@@ -3,6 +3,9 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from triton.errors import TritonError
+from triton.runtime.errors import OutOfResources
+
 from sdbench.engine.fused import FusedDecoder
 from sdbench.engine.graph import CompiledForward, GraphForward
 from sdbench.engine.greedy import EagerForward, Reply, greedy
@@ -74,8 +77,8 @@ def fastest(model: Any, packed: Mapping[str, PackedLinear], max_positions: int) 
     on_gpu = model.device.type == "cuda"
     try:
         return FusedDecoder(model, max_positions), FUSED_GRAPH if on_gpu else FUSED, None
-    except SdbenchError as error:
-        reason = str(error)
+    except (SdbenchError, TritonError, OutOfResources) as error:
+        reason = " ".join(str(error).split())[:300]
     if on_gpu:
         try:
             return named(GRAPH, model, packed, max_positions), GRAPH, reason
