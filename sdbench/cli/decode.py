@@ -53,7 +53,8 @@ def command(
 ) -> None:
     """Time decoding at batch 1, dense, int8 and pruned, over context lengths; profile a step.
 
-    Beside the fused step, transformers' own ways are timed. Attention grows with the context and no pruning touches it, so that the speed-up shrinks: ask for the lengths that you serve.
+    Beside the fused step, transformers' own ways are timed. Attention grows with the context and no pruning touches it, so that the
+    speed-up shrinks: ask for the lengths that you serve.
 
     \b
     sdbench decode --model random:Qwen/Qwen3-4B-Instruct-2507
