@@ -114,12 +114,12 @@ def _add_tile(largest, weight, o1, o2, q1, q2, k1, k2, v1, v2, inside, SCALE: tl
 @triton.jit
 def attention_kernel(
     sums_ptr, bias_ptr, squares_ptr, query_gamma_ptr, key_gamma_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, position_ptr,
-    y_ptr, largest_ptr, weight_ptr, part_ptr,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, SCALE: tl.constexpr, LENGTH: tl.constexpr, SPLITS: tl.constexpr,
+    y_ptr, largest_ptr, weight_ptr, part_ptr, length,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, SCALE: tl.constexpr, SPLITS: tl.constexpr,
     HIDDEN: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_CEIL: tl.constexpr, EPS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
     GROUP: tl.constexpr, TILE: tl.constexpr, SLICES: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (key-value heads, slices)."""
+    """Grid (key-value heads, slices); the cache's length is no constant, so that caches of other lengths need no compilation."""
     HALF: tl.constexpr = SIZE // 2
     PER: tl.constexpr = HEADS // KV_HEADS
     ROWS: tl.constexpr = (HEADS + 2 * KV_HEADS) * SIZE
@@ -130,8 +130,8 @@ def attention_kernel(
     position = tl.load(position_ptr)
     cos = tl.load(cos_ptr + position * HALF + tl.arange(0, HALF))
     sin = tl.load(sin_ptr + position * HALF + tl.arange(0, HALF))
-    keys_ptr += kv.to(tl.int64) * LENGTH * SIZE
-    values_ptr += kv.to(tl.int64) * LENGTH * SIZE
+    keys_ptr += kv.to(tl.int64) * length * SIZE
+    values_ptr += kv.to(tl.int64) * length * SIZE
     chunk = tl.cdiv(tl.cdiv(position, SLICES), TILE) * TILE
     first = part * chunk
     end = tl.minimum(position, first + chunk)
@@ -258,7 +258,7 @@ class Attention:
             sums, y if parts.bias is None else parts.bias, squares,
             parts.query_gamma if normed else y, parts.key_gamma if normed else y,
             self._cos, self._sin, self.keys, self.values, position, y, self._largest, self._weight, self._part,
-            heads.query, heads.key_value, heads.size, heads.scale, self.keys.shape[1], sums.shape[0],
+            self.keys.shape[1], heads.query, heads.key_value, heads.size, heads.scale, sums.shape[0],
             hidden, squares.numel(), triton.next_power_of_2(squares.numel()), eps, parts.bias is not None, normed,
             max(16, triton.next_power_of_2(heads.query // heads.key_value)), self._tile, slices, 3, self._dependent,
             num_warps=4, launch_pdl=self._dependent,

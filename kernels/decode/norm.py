@@ -104,9 +104,10 @@ def _launch(
     dependent: bool,
 ) -> None:
     size = h.numel()
+    # A step's first kernel waits for all of the step before: attention reads the position before its own wait.
     norm_kernel[(blocks(size),)](
         h, h if sums is None else sums, gamma, table, token, x, squares,
-        size, 0 if sums is None else sums.shape[0], embedding, BLOCK, dependent, launch_pdl=dependent,
+        size, 0 if sums is None else sums.shape[0], embedding, BLOCK, dependent, launch_pdl=dependent and not embedding,
     )  # fmt: skip
 
 
