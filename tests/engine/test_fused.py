@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config, SmolLM3Config
 
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.engine.fused import FusedDecoder, Unfusable
@@ -20,9 +20,10 @@ from sdbench.timing import relative_error
 from tests.conftest import TINY, build
 
 PROMPTS = [[5, 9, 11, 40, 7], [8], [5, 9, 11, 40, 7]]
+HEADS_OF_32 = {"num_attention_heads": 2, "num_key_value_heads": 1}
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(**TINY, head_dim=32, tie_word_embeddings=True),
-    "qwen2": Qwen2Config(**TINY | {"num_attention_heads": 2, "num_key_value_heads": 1}, tie_word_embeddings=False),
+    "qwen2": Qwen2Config(**TINY | HEADS_OF_32, tie_word_embeddings=False),
     "llama": LlamaConfig(
         **TINY,
         head_dim=32,
@@ -123,6 +124,7 @@ def change(config: PretrainedConfig, **values: object) -> Callable[[], PreTraine
         (change(CONFIGS["llama"], mlp_bias=True), "outside q, k and v has a bias"),
         (change(CONFIGS["llama"], head_dim=16), "heads have 16 elements"),
         (change(CONFIGS["mistral"], sliding_window=8), "sliding"),
+        (lambda: build(SmolLM3Config(**TINY | HEADS_OF_32, no_rope_layers=[1, 0], pad_token_id=0)), "no rotary embedding"),
         (
             change(CONFIGS["qwen3"], layer_types=["full_attention", "sliding_attention"], sliding_window=8, use_sliding_window=True),
             "sliding",
@@ -141,6 +143,21 @@ def test_a_step_that_computes_something_else_is_refused(tiny_qwen3: PreTrainedMo
         FusedDecoder(tiny_qwen3, 16)
     hook.remove()
     FusedDecoder(tiny_qwen3, 16)
+
+
+def test_eight_bit_weights_are_compared_too(tiny_qwen3: PreTrainedModel) -> None:
+    FusedDecoder(tiny_qwen3, 16, quantized="int8")
+    tiny_qwen3.model.layers[0].register_forward_hook(lambda module, inputs, output: -output)
+    with pytest.raises(Unfusable, match="logits differ from transformers'"):
+        FusedDecoder(tiny_qwen3, 16, quantized="int8")
+
+
+def test_a_rotary_embedding_of_half_a_head_is_refused(tiny_qwen3: PreTrainedModel) -> None:
+    """Its table of angles has half of the columns that the kernel reads."""
+    rotary = tiny_qwen3.model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq[:8]
+    with pytest.raises(Unfusable, match="turns 16 of the 32 elements"):
+        FusedDecoder(tiny_qwen3, 16)
 
 
 def test_the_kernels_give_the_same_ids(tiny_qwen3: PreTrainedModel, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

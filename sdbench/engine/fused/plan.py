@@ -73,9 +73,14 @@ class Plan:
     device: torch.device
 
     def angles(self, length: int) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 ``[length, size / 2]``, with the model's own scaling."""
+        """cos and sin, float32 ``[length, size / 2]``, with the model's own scaling.
+
+        Raises:
+            Unfusable: Only a part of a head is turned.
+        """
         positions = torch.arange(length, device=self.device)[None]
         cos, sin = self.rotary(torch.zeros(1, 1, dtype=torch.float32, device=self.device), positions)
+        _refuse(cos.shape[-1] != self.heads.size, f"its rotary embedding turns {cos.shape[-1]} of the {self.heads.size} elements of a head")
         half = self.heads.size // 2
         return cos[0, :, :half].float().contiguous(), sin[0, :, :half].float().contiguous()
 
@@ -134,6 +139,7 @@ def _heads(attention: Any, config: Any) -> Heads:
 def _layer(layer: Any, heads: Heads) -> LayerPlan:
     attention, mlp = layer.self_attn, layer.mlp
     qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+    _refuse(not getattr(attention, "use_rope", True), "some of its layers have no rotary embedding")
     for linear in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
         _refuse(linear.bias is not None, "a linear outside q, k and v has a bias")
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
