@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from triton.errors import TritonError
-from triton.runtime.errors import OutOfResources
 
 from sdbench.engine.fused import FusedDecoder
 from sdbench.engine.graph import CompiledForward, GraphForward
@@ -77,7 +76,7 @@ def fastest(model: Any, packed: Mapping[str, PackedLinear], max_positions: int) 
     on_gpu = model.device.type == "cuda"
     try:
         return FusedDecoder(model, max_positions), FUSED_GRAPH if on_gpu else FUSED, None
-    except (SdbenchError, TritonError, OutOfResources) as error:
+    except (SdbenchError, TritonError) as error:
         reason = " ".join(str(error).split())[:300]
     if on_gpu:
         try:

@@ -27,7 +27,8 @@ class GraphForward(EagerForward):
         capture: Capture a graph; False runs the same static-cache step without one (CPU tests of the logic).
 
     Raises:
-        SdbenchError: The model's cache keeps state outside the device (sliding windows), which a graph would freeze.
+        SdbenchError: The model's cache keeps state outside the device (sliding windows), which a graph would freeze, or a step of it does
+            what no graph may hold (reads something back, say).
     """
 
     def __init__(self, model: Any, max_positions: int, capture: bool = True):
@@ -45,7 +46,12 @@ class GraphForward(EagerForward):
         self._logits: Tensor | None = None
         self._calls: list[int] = []
         if capture:
-            self._capture()
+            try:
+                self._capture()
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise SdbenchError(f"no CUDA graph for {type(model).__name__}: {' '.join(str(error).split())[:200]}") from error
 
     def reset(self) -> None:
         """Empties the cache in place; the graph keeps its addresses."""
@@ -54,10 +60,12 @@ class GraphForward(EagerForward):
     def __call__(self, input_ids: Tensor, positions: Tensor, full_mask: Tensor | None) -> Tensor:
         """The last position's logits ``[1, vocab]``; after a decode step valid until the next one."""
         running = current_phase()
-        if running is None or running.name == "prefill" or self._graph is None:
+        if running is None or running.name == "prefill":
             return self.model(input_ids=input_ids, position_ids=positions, **self.fixed).logits[:, -1]
         self._ids.copy_(input_ids)
         self._positions.copy_(positions)
+        if self._graph is None:
+            return self._step()
         self._graph.replay()
         for module, calls in zip(self._packed, self._calls, strict=True):
             module.calls += calls
@@ -66,7 +74,7 @@ class GraphForward(EagerForward):
 
     def _step(self) -> Tensor:
         """Logits of one decode step from the static inputs."""
-        return self(self._ids, self._positions, None)
+        return self.model(input_ids=self._ids, position_ids=self._positions, **self.fixed).logits[:, -1]
 
     @torch.no_grad()
     def _capture(self) -> None:
@@ -101,10 +109,13 @@ class CompiledForward(GraphForward):
 
     def __init__(self, model: Any, max_positions: int, capture: bool = True):
         self._compiled = torch.compile(model.forward, dynamic=False)
+        super().__init__(model, max_positions, capture)
+
+    def _capture(self) -> None:
         try:
-            super().__init__(model, max_positions, capture)
-        except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
-            raise SdbenchError(f"torch.compile refuses {type(model).__name__}: {' '.join(str(error).split())[:200]}") from error
+            super()._capture()
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise SdbenchError(f"torch.compile refuses {type(self.model).__name__}: {' '.join(str(error).split())[:200]}") from error
 
     def _step(self) -> Tensor:
         return self._compiled(input_ids=self._ids, position_ids=self._positions, **self.fixed).logits[:, -1]

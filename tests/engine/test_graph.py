@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+import torch._dynamo.utils
 from transformers import PreTrainedModel
 
 from sdbench.calibrate.magnitude import keep_mask
-from sdbench.engine.graph import GraphForward
+from sdbench.engine.graph import CompiledForward, GraphForward
 from sdbench.engine.greedy import greedy
 from sdbench.engine.packed_linear import packed_linears
-from sdbench.errors import UsageError
+from sdbench.errors import SdbenchError, UsageError
 from sdbench.packing import pack
 from sdbench.pattern import Pattern
 
@@ -30,6 +31,27 @@ def test_a_context_that_does_not_fit_is_refused(tiny_qwen3: PreTrainedModel) -> 
     forward = GraphForward(tiny_qwen3, 16, capture=False)
     with pytest.raises(UsageError, match="5 tokens and 12 new ones exceed the 16 positions"):
         greedy(tiny_qwen3, [PROMPTS[0]], max_new_tokens=12, eos_ids=(), forward=forward)
+
+
+def test_a_step_that_no_graph_can_hold_is_refused(tiny_qwen3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: GraphForward) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(GraphForward, "_capture", fails)
+    for forward in (GraphForward, CompiledForward):
+        with pytest.raises(SdbenchError, match="no CUDA graph for Qwen3ForCausalLM: operation not permitted"):
+            forward(tiny_qwen3, 16)
+
+
+def test_the_compiled_step_is_one_graph_for_all_positions(tiny_qwen3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CASES 17 for torch.compile: nothing breaks the graph, and no length, reply or reset compiles it again."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    assert replies(tiny_qwen3, CompiledForward(tiny_qwen3, 32, capture=False)) == replies(tiny_qwen3, None)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
 
 
 @pytest.mark.gpu
