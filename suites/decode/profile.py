@@ -10,6 +10,7 @@ KINDS = {
     "portable_kernel": "pruned products",
     "gemv_kernel": "dense products",
     "gemm": "dense products",
+    "nvjet": "dense products",
     "gemv": "dense products",
     "attention_kernel": "attention",
     "merge_kernel": "attention",

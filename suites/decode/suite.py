@@ -1,5 +1,6 @@
 """Times the ways to decode a model, dense and pruned, at each context length; quality plays no part, so weights are pruned by magnitude."""
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from triton.errors import TritonError
+from triton.runtime.errors import OutOfResources
 
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
@@ -190,31 +193,22 @@ def _pruned(arm: str, loaded: LoadedModel, options: DecodeOptions) -> Iterator[M
 
 def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear], options: DecodeOptions) -> Row:
     row: Row = {"arm": way.arm, "path": way.path, "context": way.context, "tokens": options.tokens, "outcome": "correct"}
-    empty = (
-        "decode_rate",
-        "ms_per_token",
-        "ttft_ms",
-        "step_bytes",
-        "gbps",
-        "ceiling",
-        "of_ceiling",
-        "kernels",
-        "capture",
-        "memory",
-        "profile",
-    )
-    row |= dict.fromkeys(empty)
+    row |= dict.fromkeys(_FIGURES)
     device = options.device
     length = way.context + max(options.tokens, options.warmup_tokens)
     generator = torch.Generator().manual_seed(options.seed)
     prompt = torch.randint(0, loaded.model.config.get_text_config().vocab_size, (way.context,), generator=generator).tolist()
+    # What torch.compile made for an earlier way is in reference cycles.
+    gc.collect()
     try:
         before = resident_bytes(device)
         decoder = named(way.path, loaded.model, packed, length)
         with peak_memory(device) as peak:
             replies = _replies(decoder, prompt, way, options)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, OutOfResources) as error:
         return row | {"outcome": "out_of_resources", "reason": " ".join(str(error).split())[:200]}
+    except TritonError as error:
+        return row | {"outcome": "compile_error", "reason": " ".join(str(error).split())[:200]}
     except UsageError:
         raise
     except SdbenchError as error:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from triton.errors import TritonError
 
 from sdbench.calibrate.numerics import require_weight
 from sdbench.calibrate.select import select_linears
@@ -172,10 +173,9 @@ class _Runner:
         warmup = options.equal_tokens if path == EAGER else options.warmup_tokens
         try:
             decoder = named(path, self.loaded.model, {}, self._positions(self.questions[:1], options.equal_tokens, warmup))
-        except (SdbenchError, torch.OutOfMemoryError) as error:
-            rates[path], reasons[path] = None, " ".join(str(error).split())
-            return
-        rates[path] = _rate(self._rates(Contender("dense", self.loaded, decoder, path), warmup))[0]
+            rates[path] = _rate(self._rates(Contender("dense", self.loaded, decoder, path), warmup))[0]
+        except (SdbenchError, TritonError, torch.OutOfMemoryError) as error:
+            rates[path], reasons[path] = None, " ".join(str(error).split())[:300]
 
     def _prune(self, arm: Arm, texts: Sequence[CalibrationText], reports: dict[str, Any]) -> dict[str, PackedWeight]:
         weights: dict[str, PackedWeight] = {}

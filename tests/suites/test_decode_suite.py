@@ -9,13 +9,15 @@ import pytest
 import torch
 from rich.console import Console
 from transformers import PreTrainedModel
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from sdbench.engine.decoders import EAGER, FUSED
-from sdbench.errors import UsageError
+from sdbench.errors import SdbenchError, UsageError
 from sdbench.models import resolve_model
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
+from sdbench.suites.decode import suite
 from sdbench.suites.decode.profile import kind_of
 from sdbench.suites.decode.report import report
 from sdbench.suites.decode.suite import DecodeOptions, judge, run
@@ -103,8 +105,33 @@ def test_a_speed_up_needs_a_dense_rate_at_its_context() -> None:
 
 
 def test_kernels_are_told_by_their_names() -> None:
-    names = ["lane_row_kernel", "gemv_kernel", "attention_kernel", "nvjet_tst_gemm", "void at::native::elementwise_kernel"]
+    names = ["lane_row_kernel", "gemv_kernel", "attention_kernel", "nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "elementwise_kernel"]
     assert [kind_of(name) for name in names] == ["pruned products", "dense products", "attention", "dense products", "other"]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (OutOfResources(300_000, 232_448, "shared memory"), "out_of_resources"),
+        (PTXASError("ptxas fatal"), "compile_error"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out_of_resources"),
+        (SdbenchError("no fused step"), "constraint"),
+    ],
+)
+def test_a_way_that_fails_is_a_row(folder: Path, error: Exception, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = options(folder, contexts=(4,), repeats=1)
+    made = suite.named
+
+    def fails(path: str, *arguments: Any) -> Any:
+        if path == EAGER:
+            raise error
+        return made(path, *arguments)
+
+    monkeypatch.setattr(suite, "named", fails)
+    rows = run(wanted, None, quiet())
+    assert [row["outcome"] for row in rows] == ["correct", outcome, "correct"]
+    assert rows[1]["reason"] and rows[1]["decode_rate"] is None and rows[2]["speedup"]
+    assert rows[1]["reason"] in " ".join(report(rows, wanted.arguments(), {}).lines)
 
 
 @pytest.mark.gpu
