@@ -13,6 +13,7 @@ import pytest
 from sdbench.kernels import tuned
 
 SCRIPT = Path(__file__).with_name("compile_variants.py")
+DECODE_SCRIPT = Path(__file__).with_name("compile_decode.py")
 
 PATTERNS = "2:4,1:4,16:32,3:4,dense"
 CASES = [(80, "down", PATTERNS), (90, "down", PATTERNS), (90, "qkv,o,gate_up", "2:4,dense"), (100, "down", PATTERNS)]
@@ -22,9 +23,9 @@ NARROW = {"portable": "one plain load a value, so that any pattern, dtype and ba
 """Variants that do not promise 16-byte loads of their values, and why; every other one does."""
 
 
-def compile_all(cache: Path, *arguments: str) -> list[dict[str, Any]]:
+def compile_all(cache: Path, *arguments: str, script: Path = SCRIPT) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(cache)}
-    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -83,6 +84,26 @@ def test_faults_are_seen_in_compiled_code(tmp_path: Path) -> None:
     rows = compile_all(tmp_path, "default", "90", "down", "dense", "num_warps=8,maxnreg=32")
     found = " ".join(fault for row in rows for fault in faults(row))
     assert "spills" in found and "moves data between threads" in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "capability", "slices"), [("qwen3-4b", 90, True), ("small-with-biases", 80, False)])
+def test_kernels_of_a_decode_step(model: str, capability: int, slices: bool, tmp_path: Path) -> None:
+    """They build, spill nothing, fit shared memory, and take part in dependent launch where the device has it.
+
+    All but the first: attention reads the position before its wait, so that a step may not begin before the last one has ended.
+    """
+    rows = compile_all(tmp_path, model, str(capability), script=DECODE_SCRIPT)
+    names = ["norm_kernel", "attention_kernel", "merge_kernel", "norm_kernel", "gate_kernel", "head_kernel", "advance_kernel"]
+    assert [row["kernel"] for row in rows] == [name for name in names if slices or name != "merge_kernel"]
+    for row in rows:
+        assert (row["stack"], row["local"]) == (0, 0), row
+        # Of an A100 and an H200.
+        assert row["shared"] <= {80: 166_912, 90: 232_448}[capability], row
+        assert (row["waits"], row["launches_next"]) == ((1, 1) if capability >= 90 else (0, 0)), row
+    assert [row["dependent"] for row in rows] == [False] + [capability >= 90] * (len(rows) - 1)
+    (head,) = [row for row in rows if row["kernel"] == "head_kernel"]
+    assert set(head["streamed_loads"]) == {"16"}
 
 
 def test_what_is_read_from_ptx() -> None:
