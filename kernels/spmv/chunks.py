@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from sdbench.kernels.spmv.bits import gather, take_highest
+from sdbench.kernels.spmv.bits import gather, gather_byte, low_bytes, take_highest
 from sdbench.kernels.spmv.nibbles import byte_of, high_positions, low_positions, single_positions
 
 
@@ -26,73 +26,103 @@ def _widen(pair, HIGH: tl.constexpr, BF16: tl.constexpr):
 
 
 @triton.jit
-def _add_four(even, odd, quad, p0, p1, p2, p3, x_ptr, limit, BF16: tl.constexpr, GUARD: tl.constexpr):
-    """Adds four packed values (one int64) times x at four positions."""
+def _add_four(even, odd, quad, x0, x1, x2, x3, BF16: tl.constexpr):
+    """Adds four packed values (one int64) times four elements of x."""
     low = quad.to(tl.int32)
     high = (quad >> 32).to(tl.int32)
-    even += _widen(low, False, BF16) * gather(x_ptr, p0, limit, GUARD)
-    odd += _widen(low, True, BF16) * gather(x_ptr, p1, limit, GUARD)
-    even += _widen(high, False, BF16) * gather(x_ptr, p2, limit, GUARD)
-    odd += _widen(high, True, BF16) * gather(x_ptr, p3, limit, GUARD)
+    even += _widen(low, False, BF16) * x0
+    odd += _widen(low, True, BF16) * x1
+    even += _widen(high, False, BF16) * x2
+    odd += _widen(high, True, BF16) * x3
     return even, odd
 
 
 @triton.jit
-def _add_four_scanned(even, odd, mask, quad, x_ptr, limit, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr):
+def _add_four_scanned(
+    even, odd, mask, quad, x_ptr, limit, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr, ALIGNED: tl.constexpr
+):
     """Four values at the four highest set bits; returns the sums and the bits that are left."""
     p0, mask = take_highest(mask, NVIDIA)
     p1, mask = take_highest(mask, NVIDIA)
     p2, mask = take_highest(mask, NVIDIA)
     p3, mask = take_highest(mask, NVIDIA)
-    even, odd = _add_four(even, odd, quad, p0, p1, p2, p3, x_ptr, limit, BF16, GUARD)
+    even, odd = _add_four(
+        even, odd, quad,
+        gather(x_ptr, p0, limit, GUARD, ALIGNED), gather(x_ptr, p1, limit, GUARD, ALIGNED),
+        gather(x_ptr, p2, limit, GUARD, ALIGNED), gather(x_ptr, p3, limit, GUARD, ALIGNED), BF16,
+    )  # fmt: skip
     return even, odd, mask
 
 
 @triton.jit
-def _add_chunk_scanned(even, odd, mask, chunk, x_ptr, limit, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr):
+def _add_chunk_scanned(
+    even, odd, mask, chunk, x_ptr, limit, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr, ALIGNED: tl.constexpr
+):
     """Eight values (two int64 a lane) at the eight highest set bits."""
     first, second = tl.split(chunk)
-    even, odd, mask = _add_four_scanned(even, odd, mask, first, x_ptr, limit, BF16, NVIDIA, GUARD)
-    return _add_four_scanned(even, odd, mask, second, x_ptr, limit, BF16, NVIDIA, GUARD)
+    even, odd, mask = _add_four_scanned(even, odd, mask, first, x_ptr, limit, BF16, NVIDIA, GUARD, ALIGNED)
+    return _add_four_scanned(even, odd, mask, second, x_ptr, limit, BF16, NVIDIA, GUARD, ALIGNED)
+
+
+@triton.jit
+def _places(x_ptr, positions, GUARD: tl.constexpr, ALIGNED: tl.constexpr):
+    """What ``_at`` reads by: the lowest bytes of addresses where x is aligned, else the positions themselves."""
+    if ALIGNED and not GUARD:
+        places = low_bytes(x_ptr, positions)
+    else:
+        places = positions
+    return places
+
+
+@triton.jit
+def _at(x_ptr, places, limit, INDEX: tl.constexpr, FIRST: tl.constexpr, GUARD: tl.constexpr, ALIGNED: tl.constexpr):
+    """x at the position in byte INDEX, which is within the group INDEX of the half word whose first column is FIRST."""
+    if ALIGNED and not GUARD:
+        x = gather_byte(x_ptr, places, INDEX, FIRST + 4 * INDEX)
+    else:
+        x = gather(x_ptr, byte_of(places, INDEX) + (FIRST + 4 * INDEX), limit, GUARD, ALIGNED)
+    return x
 
 
 @triton.jit
 def _add_chunk_pairs(
-    even, odd, half, chunk, x_ptr, limit, FIRST: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr
-):
+    even, odd, half, chunk, x_ptr, limit,
+    FIRST: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
     """Eight values of a 2:4 word: both positions of the four nibbles in the lower half of ``half``, whose first column is FIRST."""
     first, second = tl.split(chunk)
-    high = high_positions(half, NVIDIA)
-    low = low_positions(half, NVIDIA)
+    high = _places(x_ptr, high_positions(half, NVIDIA), GUARD, ALIGNED)
+    low = _places(x_ptr, low_positions(half, NVIDIA), GUARD, ALIGNED)
     even, odd = _add_four(
         even, odd, first,
-        byte_of(high, 3) + (FIRST + 12), byte_of(low, 3) + (FIRST + 12), byte_of(high, 2) + (FIRST + 8), byte_of(low, 2) + (FIRST + 8),
-        x_ptr, limit, BF16, GUARD,
+        _at(x_ptr, high, limit, 3, FIRST, GUARD, ALIGNED), _at(x_ptr, low, limit, 3, FIRST, GUARD, ALIGNED),
+        _at(x_ptr, high, limit, 2, FIRST, GUARD, ALIGNED), _at(x_ptr, low, limit, 2, FIRST, GUARD, ALIGNED), BF16,
     )  # fmt: skip
     return _add_four(
         even, odd, second,
-        byte_of(high, 1) + (FIRST + 4), byte_of(low, 1) + (FIRST + 4), byte_of(high, 0) + FIRST, byte_of(low, 0) + FIRST,
-        x_ptr, limit, BF16, GUARD,
+        _at(x_ptr, high, limit, 1, FIRST, GUARD, ALIGNED), _at(x_ptr, low, limit, 1, FIRST, GUARD, ALIGNED),
+        _at(x_ptr, high, limit, 0, FIRST, GUARD, ALIGNED), _at(x_ptr, low, limit, 0, FIRST, GUARD, ALIGNED), BF16,
     )  # fmt: skip
 
 
 @triton.jit
 def _add_four_singles(
-    even, odd, half, quad, x_ptr, limit, FIRST: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr
-):
+    even, odd, half, quad, x_ptr, limit,
+    FIRST: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
     """Four values of a 1:4 word: the one position of each of four nibbles."""
-    at = single_positions(half, NVIDIA)
+    at = _places(x_ptr, single_positions(half, NVIDIA), GUARD, ALIGNED)
     return _add_four(
         even, odd, quad,
-        byte_of(at, 3) + (FIRST + 12), byte_of(at, 2) + (FIRST + 8), byte_of(at, 1) + (FIRST + 4), byte_of(at, 0) + FIRST,
-        x_ptr, limit, BF16, GUARD,
+        _at(x_ptr, at, limit, 3, FIRST, GUARD, ALIGNED), _at(x_ptr, at, limit, 2, FIRST, GUARD, ALIGNED),
+        _at(x_ptr, at, limit, 1, FIRST, GUARD, ALIGNED), _at(x_ptr, at, limit, 0, FIRST, GUARD, ALIGNED), BF16,
     )  # fmt: skip
 
 
 @triton.jit
 def add_word(
     even, odd, mask, a, b, c, x_ptr, limit,
-    CHUNKS: tl.constexpr, NIBBLE: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr,
+    CHUNKS: tl.constexpr, NIBBLE: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Adds all values of each lane's mask word times x.
 
@@ -110,21 +140,22 @@ def add_word(
         BF16: Values are bf16; else fp16.
         NVIDIA: Use PTX.
         GUARD: Check positions against the limit.
+        ALIGNED: x starts at a multiple of ``ALIGNMENT`` bytes, on an NVIDIA GPU.
 
     Returns:
         The new sums.
     """
     if NIBBLE == 2:
-        even, odd = _add_chunk_pairs(even, odd, mask >> 16, a, x_ptr, limit, 16, BF16, NVIDIA, GUARD)
-        even, odd = _add_chunk_pairs(even, odd, mask, b, x_ptr, limit, 0, BF16, NVIDIA, GUARD)
+        even, odd = _add_chunk_pairs(even, odd, mask >> 16, a, x_ptr, limit, 16, BF16, NVIDIA, GUARD, ALIGNED)
+        even, odd = _add_chunk_pairs(even, odd, mask, b, x_ptr, limit, 0, BF16, NVIDIA, GUARD, ALIGNED)
     elif NIBBLE == 1:
         first, second = tl.split(a)
-        even, odd = _add_four_singles(even, odd, mask >> 16, first, x_ptr, limit, 16, BF16, NVIDIA, GUARD)
-        even, odd = _add_four_singles(even, odd, mask, second, x_ptr, limit, 0, BF16, NVIDIA, GUARD)
+        even, odd = _add_four_singles(even, odd, mask >> 16, first, x_ptr, limit, 16, BF16, NVIDIA, GUARD, ALIGNED)
+        even, odd = _add_four_singles(even, odd, mask, second, x_ptr, limit, 0, BF16, NVIDIA, GUARD, ALIGNED)
     else:
-        even, odd, mask = _add_chunk_scanned(even, odd, mask, a, x_ptr, limit, BF16, NVIDIA, GUARD)
+        even, odd, mask = _add_chunk_scanned(even, odd, mask, a, x_ptr, limit, BF16, NVIDIA, GUARD, ALIGNED)
         if CHUNKS > 1:
-            even, odd, mask = _add_chunk_scanned(even, odd, mask, b, x_ptr, limit, BF16, NVIDIA, GUARD)
+            even, odd, mask = _add_chunk_scanned(even, odd, mask, b, x_ptr, limit, BF16, NVIDIA, GUARD, ALIGNED)
         if CHUNKS > 2:
-            even, odd, mask = _add_chunk_scanned(even, odd, mask, c, x_ptr, limit, BF16, NVIDIA, GUARD)
+            even, odd, mask = _add_chunk_scanned(even, odd, mask, c, x_ptr, limit, BF16, NVIDIA, GUARD, ALIGNED)
     return even, odd

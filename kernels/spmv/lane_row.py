@@ -19,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sdbench.kernels.launching import interpreted, pointer_type
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
+from sdbench.kernels.spmv.bits import ALIGNMENT
 from sdbench.kernels.spmv.chunks import add_word
 from sdbench.kernels.spmv.finish import finish, pair_warps, workspace
 from sdbench.packing import PackedWeight
@@ -58,7 +59,7 @@ def lane_row_kernel(
     mask_ptr, values_ptr, x_ptr, sums_ptr,
     OUT: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, SPLITS: tl.constexpr,
     CHUNKS: tl.constexpr, NIBBLE: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, DEPTH: tl.constexpr,
-    BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr, ALIGNED: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """sums[split, r] = the split's share of (W x)[r]; grid (row blocks, splits), BLOCK_WORDS words at a time.
 
@@ -100,7 +101,7 @@ def lane_row_kernel(
         later = (word + DEPTH * BLOCK_WORDS < end) & (row < OUT)
         next_mask, next_a, next_b, next_c = _load_word(mask_ptr, value_ptr, later, STRIDE, CHUNKS, GUARD or TAIL)
         limit = tl.where((word < end) & (row < OUT), IN - word * 32, 0).to(tl.uint32)
-        even, odd = add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS, NIBBLE, BF16, NVIDIA, GUARD)
+        even, odd = add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS, NIBBLE, BF16, NVIDIA, GUARD, ALIGNED)
         x_ptr += BLOCK_WORDS * 32
         word += BLOCK_WORDS
         if DEPTH == 2:
@@ -112,7 +113,7 @@ def lane_row_kernel(
         gdc_launch_dependents()
     if DEPTH == 2:
         limit = tl.where((word < end) & (row < OUT), IN - word * 32, 0).to(tl.uint32)
-        even, odd = add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS, NIBBLE, BF16, NVIDIA, GUARD)
+        even, odd = add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS, NIBBLE, BF16, NVIDIA, GUARD, ALIGNED)
         x_ptr += BLOCK_WORDS * 32
         word += BLOCK_WORDS
         mask, a, b, c = mask1, a1, b1, c1
@@ -122,7 +123,7 @@ def lane_row_kernel(
         mask = tl.where(live, mask, 0x11111111 * ((1 << NIBBLE) - 1) if NIBBLE else (1 << (CHUNKS * 8)) - 1)
         x_ptr = tl.where(live, x_ptr, x_start)
     limit = tl.where(live, IN - word * 32, 0).to(tl.uint32)
-    last_even, last_odd = add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS, NIBBLE, BF16, NVIDIA, GUARD)
+    last_even, last_odd = add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS, NIBBLE, BF16, NVIDIA, GUARD, ALIGNED)
     if TAIL and not GUARD:
         # 0 times an x that is not finite is not 0.
         last_even, last_odd = tl.where(live, last_even, even), tl.where(live, last_odd, odd)
@@ -131,7 +132,7 @@ def lane_row_kernel(
     tl.store(sums_ptr + tl.program_id(1) * OUT + rows, total.to(sums_ptr.dtype.element_ty), mask=rows < OUT)
 
 
-def _constexprs(problem: Problem, config: Config, nvidia: bool, nibble: bool) -> dict[str, int | bool]:
+def _constexprs(problem: Problem, config: Config, nvidia: bool, nibble: bool, aligned: bool) -> dict[str, int | bool]:
     assert problem.pattern is not None
     chunks = problem.pattern.kept_per_word // _CHUNK
     steps = triton.cdiv(triton.cdiv(problem.words, config["splits"]), config["block_words"])
@@ -149,6 +150,7 @@ def _constexprs(problem: Problem, config: Config, nvidia: bool, nibble: bool) ->
         "BF16": problem.dtype == torch.bfloat16,
         "NVIDIA": nvidia,
         "GUARD": not (even and problem.words % config["splits"] == 0),
+        "ALIGNED": nvidia and aligned,
         "WIDE": 2 * chunks * (problem.words + config["block_words"]) * problem.out_features >= 2**31,
         "PDL": config["pdl"],
     }
@@ -158,7 +160,7 @@ def _launch_sums(packed: PackedWeight, x: Tensor, sums: Tensor, config: Config, 
     problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1)
     lane_row_kernel[triton.cdiv(packed.out_features, config["block_out"]), config["splits"]](
         packed.mask_words, packed.values.view(torch.int64), x, sums,
-        **_constexprs(problem, config, not interpreted() and torch.version.hip is None, nibble),
+        **_constexprs(problem, config, not interpreted() and torch.version.hip is None, nibble, x.data_ptr() % ALIGNMENT == 0),
         num_warps=pair_warps(config), launch_pdl=bool(config["pdl"]),
     )  # fmt: skip
 
@@ -168,7 +170,7 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config, nibble: b
 
     Args:
         packed: W ``[out, in]``, 16-bit values, S in {8, 16, 24}.
-        x: ``[in]``, contiguous, any float dtype.
+        x: ``[in]``, contiguous, any float dtype; faster where it starts at a multiple of 256 bytes, as torch's own tensors do.
         y: ``[out]``, contiguous.
         config: ``block_out`` rows and ``block_words`` mask words a program (powers of two; a thread a pair), ``splits`` of K, whose sums a
             second kernel adds, ``depth`` words a thread loaded ahead (1 or 2), ``pdl`` for programmatic dependent launch (0,
@@ -255,7 +257,7 @@ def partial_default(problem: Problem) -> Config:
 def compile_source(problem: Problem, config: Config, nibble: bool = False) -> CompileSource:
     """For a compile-only check with bf16 x and float32 sums."""
     pointers = {"mask_ptr": "*i32", "values_ptr": "*i64", "x_ptr": pointer_type(torch.bfloat16), "sums_ptr": "*fp32"}
-    return CompileSource(lane_row_kernel, pointers, _constexprs(problem, config, True, nibble), pair_warps(config))
+    return CompileSource(lane_row_kernel, pointers, _constexprs(problem, config, True, nibble, True), pair_warps(config))
 
 
 def register_both(name: str, summary: str, constraint: Callable[[Problem], str | None], nibble: bool) -> None:

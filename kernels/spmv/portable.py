@@ -34,7 +34,7 @@ def portable_kernel(
         for k in tl.static_range(KEPT):
             value = tl.load(value_ptr + (k // CHUNK) * tl.cast(OUT, tl.int64) * CHUNK + k % CHUNK, mask=live, other=0.0)
             position, mask = take_highest(mask, False)
-            total += value.to(tl.float32) * gather(x_ptr + wide * 32, position, limit, True)
+            total += value.to(tl.float32) * gather(x_ptr + wide * 32, position, limit, True, False)
     total = tl.sum(tl.reshape(total, [BLOCK_WORDS, BLOCK_OUT]), 0)
     rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     tl.store(sums_ptr + tl.program_id(1) * OUT + rows, total.to(sums_ptr.dtype.element_ty), mask=rows < OUT)
