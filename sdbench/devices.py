@@ -10,7 +10,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def resolve_device(text: str | None) -> torch.device:
-    """The device of ``--device``: ``auto`` (or None), ``cpu``, ``cuda`` or ``cuda:N``.
+    """The device of ``--device``: ``auto`` (or None), ``cpu``, ``cuda`` or ``cuda:N``; a GPU becomes the current one.
 
     Raises:
         UsageError: Not such a name.
@@ -29,6 +29,8 @@ def resolve_device(text: str | None) -> torch.device:
     index = int(match[1]) if match[1] else torch.cuda.current_device()
     if index >= found:
         raise SdbenchError(f"device {text!r} was asked for, but there are only {found} CUDA GPUs (cuda:0 to cuda:{found - 1})")
+    # Streams, events and Triton's launches are of the current device.
+    torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
 

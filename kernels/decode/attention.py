@@ -150,7 +150,8 @@ def attention_kernel(
     weight = tl.zeros([GROUP], tl.float32)
     o1 = tl.zeros([GROUP, HALF], tl.float32)
     o2 = tl.zeros([GROUP, HALF], tl.float32)
-    if part == 0:
+    # The last slice is the shortest, so that the new position is no burden on the longest.
+    if part == SLICES - 1:
         own = (kv + tl.arange(0, 1)) * SIZE
         n1, n2 = _head(sums_ptr, bias_ptr, key_gamma_ptr, HEADS * SIZE + own, cos, sin, r, ROWS, SPLITS, HALF, EPS, BIAS, NORM, True)
         w1, w2 = _head(
@@ -235,6 +236,8 @@ class Attention:
         self.keys, self.values = keys, values
         self._cos, self._sin = cos, sin
         self._slices, self._tile, self._dependent = slices, tile, dependent
+        # Three tiles of keys and values in flight where shared memory has room for them.
+        self._stages = 3 if heads.size * keys.element_size() <= 256 else 2
         self._largest, self._weight = (torch.empty(heads.query, slices, device=keys.device) for _ in range(2))
         self._part = torch.empty(heads.query, slices, heads.size, device=keys.device)
 
@@ -247,7 +250,7 @@ class Attention:
             hidden: Size of that norm.
             eps: Epsilon of all norms.
             position: int32 ``[1]``, of the new token.
-            y: float32 ``[query * size]``.
+            y: ``[query * size]``, any float dtype.
         """
         if not uses_kernels(y.device):
             self._reference(sums, torch.rsqrt(squares.sum() / hidden + eps), eps, int(position), y)
@@ -260,7 +263,7 @@ class Attention:
             self._cos, self._sin, self.keys, self.values, position, y, self._largest, self._weight, self._part,
             self.keys.shape[1], heads.query, heads.key_value, heads.size, heads.scale, sums.shape[0],
             hidden, squares.numel(), triton.next_power_of_2(squares.numel()), eps, parts.bias is not None, normed,
-            max(16, triton.next_power_of_2(heads.query // heads.key_value)), self._tile, slices, 3, self._dependent,
+            max(16, triton.next_power_of_2(heads.query // heads.key_value)), self._tile, slices, self._stages, self._dependent,
             num_warps=4, launch_pdl=self._dependent,
         )  # fmt: skip
         if slices > 1:

@@ -42,12 +42,12 @@ def gate(sums: Tensor, squares: Tensor, hidden: int, eps: float, y: Tensor, depe
         squares: float32, of the norm before that product.
         hidden: Size of that norm.
         eps: Its epsilon.
-        y: float32 ``[size]``.
+        y: ``[size]``, any float dtype.
         dependent: Programmatic dependent launch.
     """
     if not uses_kernels(sums.device):
         g, u = (sums.sum(0) * torch.rsqrt(squares.sum() / hidden + eps)).chunk(2)
-        torch.mul(torch.nn.functional.silu(g), u, out=y)
+        y.copy_(torch.nn.functional.silu(g) * u)
         return
     size, splits = y.numel(), sums.shape[0]
     gate_kernel[(triton.cdiv(size, _BLOCK),)](

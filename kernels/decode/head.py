@@ -40,10 +40,10 @@ def head_kernel(
     for start in range(BLOCK_K, IN, BLOCK_K):
         w_ptr += BLOCK_K
         following = tl.load(w_ptr, mask=(columns + start < IN)[None, :], other=0.0, eviction_policy="evict_first")
-        total += tile.to(tl.float32) * tl.load(x_ptr + columns + (start - BLOCK_K))[None, :]
+        total += tile.to(tl.float32) * tl.load(x_ptr + columns + (start - BLOCK_K)).to(tl.float32)[None, :]
         tile = following
     last: tl.constexpr = (IN - 1) // BLOCK_K * BLOCK_K
-    total += tile.to(tl.float32) * tl.load(x_ptr + columns + last, mask=columns + last < IN, other=0.0)[None, :]
+    total += tile.to(tl.float32) * tl.load(x_ptr + columns + last, mask=columns + last < IN, other=0.0).to(tl.float32)[None, :]
     logits = tl.sum(total, 1)
     if LOGITS:
         tl.store(logits_ptr + rows, logits * root(squares_ptr, IN, BLOCKS, BLOCKS_CEIL, EPS))
@@ -81,7 +81,7 @@ def head(
 
     Args:
         weight: ``[vocabulary, in]``, contiguous, any float dtype.
-        x: float32 ``[in]``, times gamma and without the norm's scalar.
+        x: ``[in]``, any float dtype, times gamma and without the norm's scalar.
         squares: float32, of that norm.
         eps: Its epsilon.
         keys: int64 ``[SLOTS]``, all ``LOWEST``.
@@ -91,7 +91,7 @@ def head(
     """
     out, size = weight.shape
     if not uses_kernels(x.device):
-        products = weight.float() @ x
+        products = weight.float() @ x.float()
         if logits is not None:
             torch.mul(products, torch.rsqrt(squares.sum() / size + eps), out=logits)
         keys.fill_(LOWEST)

@@ -64,7 +64,7 @@ def norm(h: Tensor, sums: Tensor | None, gamma: Tensor, x: Tensor, squares: Tens
         h: float32 ``[size]``, the residual.
         sums: float32 ``[splits, size]`` of the product before; None to add nothing.
         gamma: ``[size]``, any float dtype.
-        x: float32 ``[size]``, written.
+        x: ``[size]``, any float dtype, written.
         squares: float32 ``[blocks(size)]``, written.
         dependent: Programmatic dependent launch.
     """
@@ -112,6 +112,6 @@ def _launch(
 
 
 def _finish(h: Tensor, gamma: Tensor, x: Tensor, squares: Tensor) -> None:
-    torch.mul(h, gamma.float(), out=x)
+    x.copy_(h * gamma.float())
     padded = torch.nn.functional.pad(h, (0, blocks(h.numel()) * BLOCK - h.numel()))
     squares.copy_(padded.view(-1, BLOCK).square().sum(1))

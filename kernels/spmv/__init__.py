@@ -28,10 +28,11 @@ def auto_variant(packed: PackedWeight) -> str:
     if packed.device.type != "cuda":
         return "reference"
     problem = problem_of(packed)
-    for name in ("lane_row_nibble", "lane_row", "portable"):
-        variant = registry.find("spmv", name)
-        if can_run(variant.needs, packed.device) is None and variant.constraint(problem) is None:
-            return name
+    for names in (("lane_row_nibble", "lane_row"), ("portable",)):
+        variants = [registry.find("spmv", name) for name in names]
+        taking = [v for v in variants if can_run(v.needs, packed.device) is None and v.constraint(problem) is None]
+        if taking:
+            return tuned.fastest(taking, problem, packed.device).name
     raise SdbenchError(f"no SpMV variant takes pattern {packed.pattern} in {packed.dtype} on {packed.device}")
 
 

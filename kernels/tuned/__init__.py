@@ -6,7 +6,8 @@ configs that ship lie beside this module as ``sm_<capability>.json`` and are wri
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -17,11 +18,12 @@ from pydantic import ValidationError
 from sdbench.errors import SdbenchError
 from sdbench.kernels.registry import Config, Problem, Variant
 from sdbench.kernels.tuned.choice import CHOICE_SCHEMA, DTYPE_NAMES, SET_SCHEMA, Choice, Key, Shipped, key_of
+from sdbench.pattern import Pattern
 from sdbench.results import strict_json, write_atomic
 
 __all__ = [
     "CHOICE_SCHEMA", "DTYPE_NAMES", "SET_SCHEMA", "Choice", "Key", "Shipped",
-    "cache_folder", "export", "find_shipped", "key_of", "load", "lookup", "open_set", "read_shipped", "shipped", "store",
+    "cache_folder", "export", "fastest", "find_shipped", "key_of", "load", "lookup", "open_set", "read_shipped", "shipped", "store",
 ]  # fmt: skip
 
 Source = Literal["cache", "shipped", "default"]
@@ -67,12 +69,23 @@ def store(choice: Choice) -> None:
         write_atomic(path, strict_json(choice, indent=1) + "\n")
     except OSError as error:
         raise SdbenchError(f"cannot keep tuned configs in {cache_folder()}: {error.strerror}; set SDBENCH_CACHE") from error
-    _find.cache_clear()
+    _choice.cache_clear()
 
 
 def find_shipped(key: Key) -> Choice | None:
-    """The choice that ships for a key's capability and task, whatever GPU, source and Triton it was found with."""
-    return next((choice for choice in shipped(key.capability) if choice.key.task == key.task), None)
+    """The choice that ships for a key's capability and task, whatever GPU, source and Triton it was found with.
+
+    Without one, that of another pattern which keeps as many values a mask word: the kernels do the same with it but for where the bits are.
+    """
+    choices = shipped(key.capability)
+    same = next((choice for choice in choices if choice.key.task == key.task), None)
+    return same or next((choice for choice in choices if _alike(choice.key, key)), None)
+
+
+def _alike(shipped: Key, key: Key) -> bool:
+    if shipped.pattern is None or key.pattern is None or replace(shipped, pattern=key.pattern).task != key.task:
+        return False
+    return Pattern.parse(shipped.pattern).kept_per_word == Pattern.parse(key.pattern).kept_per_word
 
 
 @cache
@@ -139,21 +152,36 @@ def lookup(variant: Variant, problem: Problem, device: torch.device) -> tuple[Co
         problem: What it multiplies.
         device: Where.
     """
-    found = _find(key_of(variant, problem, device), cache_folder())
-    return found or (variant.default(problem), "default")
+    found = _choice(key_of(variant, problem, device), cache_folder())
+    return (found[0].config, found[1]) if found else (variant.default(problem), "default")
+
+
+def fastest(variants: Sequence[Variant], problem: Problem, device: torch.device) -> Variant:
+    """Of several variants the one whose tuned choice was the fastest; the first where not all of them have one.
+
+    Args:
+        variants: At least one.
+        problem: What they multiply.
+        device: Where; a CPU has no choices.
+    """
+    if device.type != "cuda":
+        return variants[0]
+    choices = [_choice(key_of(variant, problem, device), cache_folder()) for variant in variants]
+    times = [choice[0].us["p50"] if choice else None for choice in choices]
+    return variants[0] if None in times else min(zip(times, variants, strict=True), key=lambda pair: pair[0] or 0.0)[1]
 
 
 @cache
-def _find(key: Key, folder: Path) -> tuple[Config, Source] | None:
+def _choice(key: Key, folder: Path) -> tuple[Choice, Source] | None:
     """Remembers, for the folder that it looked in: a decode step asks for hundreds of configs."""
     try:
         choice = load(key)
         if choice:
-            return choice.config, "cache"
+            return choice, "cache"
     except SdbenchError as error:
         warnings.warn(f"{error}; left out", stacklevel=3)
     choice = find_shipped(key)
-    return (choice.config, "shipped") if choice else None
+    return (choice, "shipped") if choice else None
 
 
 def _what(error: ValidationError) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from triton.errors import TritonError
 
 from sdbench.engine.fused import FusedDecoder
@@ -76,7 +77,7 @@ def fastest(model: Any, packed: Mapping[str, PackedLinear], max_positions: int) 
     on_gpu = model.device.type == "cuda"
     try:
         return FusedDecoder(model, max_positions), FUSED_GRAPH if on_gpu else FUSED, None
-    except (SdbenchError, TritonError) as error:
+    except (SdbenchError, TritonError, torch.OutOfMemoryError) as error:
         reason = " ".join(str(error).split())[:300]
     if on_gpu:
         try:

@@ -27,9 +27,9 @@ LANE_ROW = registry.find("spmv", "lane_row")
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SDBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tuned, "shipped", lambda capability: ())
-    tuned._find.cache_clear()
+    tuned._choice.cache_clear()
     yield tmp_path / "cache"
-    tuned._find.cache_clear()
+    tuned._choice.cache_clear()
 
 
 def choice_for(key: tuned.Key, **config: int) -> tuned.Choice:
@@ -126,7 +126,7 @@ def test_a_bad_file_is_an_error_to_load_and_a_warning_to_look_up(spoil: Any, mes
     path.write_text(spoil(path.read_text()))
     with pytest.raises(SdbenchError, match=message):
         tuned.load(key)
-    tuned._find.cache_clear()
+    tuned._choice.cache_clear()
     with pytest.warns(UserWarning, match=message):
         assert tuned.lookup(LANE_ROW, PROBLEM, CPU) == (LANE_ROW.default(PROBLEM), "default")
     with warnings.catch_warnings():
@@ -153,7 +153,7 @@ def test_the_users_choice_goes_before_what_ships_and_that_before_the_default(mon
         for number, other in enumerate([{}, {"shape": (2560, 4096)}, {"dtype": "fp16"}, {"pattern": "16:32"}, {"variant": "portable"}])
     ]
     monkeypatch.setattr(tuned, "shipped", lambda capability: tuple(foreign) if capability == 90 else ())
-    tuned._find.cache_clear()
+    tuned._choice.cache_clear()
     assert tuned.lookup(LANE_ROW, PROBLEM, CPU) == ({"n": 0}, "shipped")
     assert tuned.lookup(LANE_ROW, replace(PROBLEM, capability=80), CPU)[1] == "default"
     tuned.store(choice_for(key, n=7))
@@ -247,3 +247,26 @@ def test_on_a_gpu_the_tuned_config_runs_unless_it_is_wrong() -> None:
         x = torch.randn(2560, device=device)
         want = packed.unpack().double() @ x.double()
         assert ((bound(x).double() - want).norm() / want.norm()).item() < 1e-5
+
+
+def test_a_pattern_without_a_choice_takes_that_of_one_with_as_many_values_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_of_four = choice_for(replace(key_for(), pattern="2:4", capability=90), n=1)
+    monkeypatch.setattr(tuned, "shipped", lambda capability: (two_of_four,))
+    for pattern, expected in (("2:4", two_of_four), ("16:32", two_of_four), ("1:4", None), (None, None)):
+        assert tuned.find_shipped(replace(two_of_four.key, pattern=pattern)) == expected
+    exact = choice_for(replace(two_of_four.key, pattern="16:32"), n=2)
+    monkeypatch.setattr(tuned, "shipped", lambda capability: (two_of_four, exact))
+    assert tuned.find_shipped(exact.key) == exact
+    assert tuned.find_shipped(replace(exact.key, shape=(1, 32))) is None
+
+
+def test_the_fastest_of_several_variants_by_their_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [registry.find("spmv", name) for name in ("lane_row_nibble", "lane_row")]
+    assert tuned.fastest(both, PROBLEM, CPU) is both[0]
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(tuned, "shipped", lambda capability: ())
+    assert tuned.fastest(both, PROBLEM, gpu) is both[0]
+    for variant, time in zip(both, (3.0, 2.0), strict=True):
+        tuned.store(choice_for(tuned.key_of(variant, PROBLEM, gpu), n=1).model_copy(update={"us": {"p20": time, "p50": time, "p80": time}}))
+    assert tuned.fastest(both, PROBLEM, gpu) is both[1]

@@ -54,7 +54,7 @@ class Product:
         pattern = packed[0].pattern if packed else None
         problem = Problem(out, linears[0].in_features, _parameters(linears[0]).dtype, pattern, sm_count(device), capability(device))
         if uses_kernels(device):
-            variant = self._variant(problem, quantized)
+            variant = tuned.fastest(self._candidates(problem, quantized), problem, device)
             config = dict(tuned.lookup(variant, problem, device)[0] if device.type == "cuda" else variant.default(problem))
             if "pdl" in config:
                 # All kernels of a step take part in dependent launch.
@@ -70,18 +70,18 @@ class Product:
             self._run = self._reference(problem)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Multiplies float32 ``[in]``; returns ``sums``."""
+        """Multiplies ``[in]``, any float dtype; returns ``sums``."""
         self._run(x)
         self.calls += 1
         return self.sums
 
-    def _variant(self, problem: Problem, quantized: str | None) -> Variant:
+    def _candidates(self, problem: Problem, quantized: str | None) -> list[Variant]:
         if not self.packed:
-            return registry.find("quantized", quantized) if quantized else registry.find("dense", "gemv")
-        for kernel, name in (("spmv_partial", "lane_row_nibble"), ("spmv_partial", "lane_row"), ("spmv", "portable")):
-            variant = registry.find(kernel, name)
-            if variant.constraint(problem) is None:
-                return variant
+            return [registry.find("quantized", quantized) if quantized else registry.find("dense", "gemv")]
+        for names in ((("spmv_partial", "lane_row_nibble"), ("spmv_partial", "lane_row")), (("spmv", "portable"),)):
+            taking = [variant for variant in (registry.find(*name) for name in names) if variant.constraint(problem) is None]
+            if taking:
+                return taking
         raise Unfusable(f"no fused step: no kernel takes pattern {problem.pattern} in {problem.dtype}")
 
     def _reference(self, problem: Problem) -> Callable[[Tensor], object]:
@@ -89,7 +89,7 @@ class Product:
             reference = registry.find("spmv", "reference")
             return lambda x: reference.launch(self.weight, x, self.sums[0], {})
         matrix = self.weight if isinstance(self.weight, Tensor) else self.weight.dequantize()
-        return lambda x: torch.mv(matrix.float(), x, out=self.sums[0])
+        return lambda x: torch.mv(matrix.float(), x.float(), out=self.sums[0])
 
 
 def _one_matrix(linears: Sequence[nn.Linear]) -> Tensor:

@@ -63,10 +63,12 @@ class FusedStep:
             _Layer(part, Attention(heads, part.attention, keys, values, cos, sin, self.slices, TILE, self._dependent), quantized)
             for part, keys, values in zip(plan.layers, self.keys, self.values, strict=True)
         ]
-        self._h, self._x = (torch.empty(plan.hidden, device=device) for _ in range(2))
+        # Inputs of products as the kernels were tuned for, and as transformers has them; fp16 has no room for a vector before its scaling.
+        narrow = plan.dtype if plan.dtype == torch.bfloat16 else torch.float32
+        self._h, self._x = torch.empty(plan.hidden, device=device), torch.empty(plan.hidden, dtype=narrow, device=device)
         self._squares = torch.empty(blocks(plan.hidden), device=device)
-        self._attended = torch.empty(heads.query * heads.size, device=device)
-        self._gated = torch.empty(plan.intermediate, device=device)
+        self._attended = torch.empty(heads.query * heads.size, dtype=narrow, device=device)
+        self._gated = torch.empty(plan.intermediate, dtype=narrow, device=device)
         self._maxima = torch.full((SLOTS,), LOWEST, dtype=torch.int64, device=device)
         self.token = torch.zeros(1, dtype=torch.int64, device=device)
         self.position = torch.zeros(1, dtype=torch.int32, device=device)
