@@ -8,7 +8,6 @@ in a fixed order. The first tile of keys and values is on its way before the pre
 written in an earlier step, and steps don't overlap. Queries are padded to the 16 rows that a matrix unit takes.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -292,7 +291,7 @@ class Attention:
 
 
 def slices_for(longest: int, key_value: int, sm_count: int, tile: int) -> int:
-    """Slices that give the device about one program an SM, none shorter than two tiles at the longest context.
+    """As many slices as give no SM two programs, none shorter than two tiles at the longest context.
 
     Args:
         longest: Positions of the cache.
@@ -300,4 +299,4 @@ def slices_for(longest: int, key_value: int, sm_count: int, tile: int) -> int:
         sm_count: Multiprocessors of the device.
         tile: Positions a step.
     """
-    return max(1, min(math.ceil(sm_count / key_value), longest // (2 * tile)))
+    return max(1, min(sm_count // key_value, longest // (2 * tile)))
