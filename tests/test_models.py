@@ -107,11 +107,9 @@ class TestResolve:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        chosen: list[int] = []
-        monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+        monkeypatch.setattr(torch.cuda, "set_device", (chosen := []).append)
         assert resolve_device(None) == resolve_device("cuda") == CUDA
-        assert resolve_device("cuda:1") == torch.device("cuda", 1)
-        assert chosen == [0, 0, 1]
+        assert (resolve_device("cuda:1"), chosen) == (torch.device("cuda", 1), [0, 0, 1])
         with pytest.raises(SdbenchError, match="only 2 CUDA GPUs"):
             resolve_device("cuda:2")
 
