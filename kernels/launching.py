@@ -16,6 +16,11 @@ def runs_triton(device: torch.device) -> bool:
     return device.type == "cuda" or interpreted()
 
 
+def on_nvidia() -> bool:
+    """True where kernels may use PTX: compiled, and not for another maker's GPU."""
+    return not interpreted() and torch.version.hip is None
+
+
 def uses_kernels(device: torch.device) -> bool:
     """True where a decode step launches its kernels: a CPU takes their torch references, since the interpreter is for checks."""
     return device.type == "cuda"

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sdbench.kernels.launching import interpreted, pointer_type
+from sdbench.kernels.launching import on_nvidia, pointer_type
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 from sdbench.kernels.spmv.bits import ALIGNMENT
 from sdbench.kernels.spmv.chunks import add_word
@@ -160,7 +160,7 @@ def _launch_sums(packed: PackedWeight, x: Tensor, sums: Tensor, config: Config, 
     problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1)
     lane_row_kernel[triton.cdiv(packed.out_features, config["block_out"]), config["splits"]](
         packed.mask_words, packed.values.view(torch.int64), x, sums,
-        **_constexprs(problem, config, not interpreted() and torch.version.hip is None, nibble, x.data_ptr() % ALIGNMENT == 0),
+        **_constexprs(problem, config, on_nvidia(), nibble, x.data_ptr() % ALIGNMENT == 0),
         num_warps=pair_warps(config), launch_pdl=bool(config["pdl"]),
     )  # fmt: skip
 

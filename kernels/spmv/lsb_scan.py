@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sdbench.kernels.launching import interpreted, pointer_type
+from sdbench.kernels.launching import on_nvidia, pointer_type
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
+from sdbench.kernels.spmv.finish import pair_warps
+from sdbench.kernels.spmv.lane_row import constraint
 from sdbench.packing import PackedWeight
 
 _CHUNK = 8
@@ -89,10 +91,6 @@ def _constexprs(problem: Problem, config: Config, nvidia: bool) -> dict[str, int
     }
 
 
-def _num_warps(config: Config) -> int:
-    return max(1, config["block_out"] * config["block_words"] // 32)
-
-
 def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor:
     """Fills and returns y ``[out]`` = W x.
 
@@ -105,19 +103,9 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
     problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1)
     lsb_scan_kernel[(triton.cdiv(packed.out_features, config["block_out"]),)](
         packed.mask_words, packed.values.view(torch.int64), x, y, packed.out_features, packed.in_features, packed.words,
-        **_constexprs(problem, config, not interpreted() and torch.version.hip is None), num_warps=_num_warps(config),
+        **_constexprs(problem, config, on_nvidia()), num_warps=pair_warps(config),
     )  # fmt: skip
     return y
-
-
-def constraint(problem: Problem) -> str | None:
-    """Why the 16-byte chunks do not fit a problem."""
-    assert problem.pattern is not None
-    if problem.dtype.itemsize != 2:
-        return f"takes 16-bit weights, not {problem.dtype}"
-    if problem.pattern.kept_per_word not in (8, 16, 24):
-        return f"takes 8, 16 or 24 values a mask word; pattern {problem.pattern} has {problem.pattern.kept_per_word}"
-    return None
 
 
 def space(problem: Problem) -> list[Config]:
@@ -141,7 +129,7 @@ def compile_source(problem: Problem, config: Config) -> CompileSource:
     """For a compile-only check with bf16 x and float32 y."""
     pointers = {"mask_ptr": "*i32", "values_ptr": "*i64", "x_ptr": pointer_type(torch.bfloat16), "y_ptr": "*fp32"}
     integers = dict.fromkeys(("OUT", "in_features", "words"), "i32")
-    return CompileSource(lsb_scan_kernel, pointers | integers, _constexprs(problem, config, True), _num_warps(config))
+    return CompileSource(lsb_scan_kernel, pointers | integers, _constexprs(problem, config, True), pair_warps(config))
 
 
 register(
