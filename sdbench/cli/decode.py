@@ -5,14 +5,12 @@ from pathlib import Path
 
 import rich_click as click
 
-from sdbench.cli.options import device_option, json_option, output_option, run_directory
+from sdbench.cli.options import device_option, json_option, model_dtype_option, model_option, output_option, run_directory
 from sdbench.cli.printing import print_report
 
 
 @click.command("decode")
-@click.option(
-    "--model", help="Hub id, folder, .gguf file, random:<hub id or folder>, or demo.  [default: Qwen3-4B-Instruct-2507 on a GPU, else demo]"
-)
+@model_option
 @click.option("--revision", help="Revision of a hub model.")
 @click.option("--pattern", "patterns", multiple=True, default=["2:4"], show_default=True, help="N:M, N kept of M; may be repeated.")
 @click.option("--context", "contexts", type=int, multiple=True, default=[128], show_default=True, help="Prompt length; may be repeated.")
@@ -29,7 +27,7 @@ from sdbench.cli.printing import print_report
 @click.option("--targets", multiple=True, help="Pattern of linears to prune, such as '*.mlp.*'; all when left out.")
 @click.option("--ignore", multiple=True, help="Pattern of linears to leave dense.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the prompts.")
-@click.option("--dtype", default="auto", show_default=True, help="auto (bf16 on a GPU, fp32 on a CPU), bf16, fp16 or fp32.")
+@model_dtype_option
 @device_option
 @output_option
 @json_option

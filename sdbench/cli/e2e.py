@@ -7,11 +7,19 @@ from pathlib import Path
 import rich_click as click
 
 from sdbench.cli.calibration import METHODS, SOURCES, calibration_options
-from sdbench.cli.options import device_option, json_option, output_option, run_directory
+from sdbench.cli.options import (
+    DEMO_MAX_TOKENS,
+    MAX_TOKENS,
+    device_option,
+    json_option,
+    model_dtype_option,
+    model_option,
+    output_option,
+    run_directory,
+)
 from sdbench.cli.printing import print_report
 
 FILE = click.Path(path_type=Path)
-DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
 
 
 @click.command("e2e")
@@ -23,9 +31,7 @@ DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
     show_default=True,
     help=f"Calibration source to judge: {SOURCES}; may be repeated. teacher-forced is the control and always judged.",
 )
-@click.option(
-    "--model", help="Hub id, folder, .gguf file, random:<hub id or folder>, or demo.  [default: Qwen3-4B-Instruct-2507 on a GPU, else demo]"
-)
+@model_option
 @click.option("--revision", help="Revision of a hub model.")
 @click.option("--pattern", default="2:4", show_default=True, help="N:M, N kept of M.")
 @click.option("--method", default="wanda", show_default=True, help=f"{METHODS}.")
@@ -60,7 +66,7 @@ DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
 @click.option("--targets", multiple=True, help="Pattern of linears to prune, such as '*.mlp.*' or down_proj; all when left out.")
 @click.option("--ignore", multiple=True, help="Pattern of linears to leave dense.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every draw.")
-@click.option("--dtype", default="auto", show_default=True, help="auto (bf16 on a GPU, fp32 on a CPU), bf16, fp16 or fp32.")
+@model_dtype_option
 @device_option
 @click.option("--fidelity", flag_value="also", default="no", help="Also compare each pruned arm with the dense model, token by token.")
 @click.option("--fidelity-only", "fidelity", flag_value="only", help="Judge pruned arms by fidelity alone: no answers of theirs, no rates.")

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 OUTPUT_HELP = "Run directory for run.json, rows.jsonl and samples.jsonl; the same command with the same folder resumes."
 NOTHING_KEPT = "without --output nothing is kept"
+DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
+"""Longest reply where none is asked for: of the demo model, whose replies are short, and of any other."""
 
 
 def output_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,6 +31,36 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def device_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """``--device``."""
     return click.option("--device", default="auto", show_default=True, help="auto, cuda, cuda:N or cpu.")(function)
+
+
+def model_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--model``."""
+    default = "[default: Qwen3-4B-Instruct-2507 on a GPU, else demo]"
+    return click.option("--model", help=f"Hub id, folder, .gguf file, random:<hub id or folder>, or demo.  {default}")(function)
+
+
+def model_dtype_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--dtype`` of a model."""
+    return click.option("--dtype", default="auto", show_default=True, help="auto (bf16 on a GPU, fp32 on a CPU), bf16, fp16 or fp32.")(
+        function
+    )
+
+
+def products_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--pattern``, ``--shapes`` and ``--dtype`` of the products that a kernel suite multiplies."""
+    for option in (
+        click.option(
+            "--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True, help="Dtype of the weights."
+        ),
+        click.option(
+            "--shapes", default="qwen3-4b", show_default=True, help="A model's name, or a list such as 4096x2560,2560x9728 (OUTxIN)."
+        ),
+        click.option(
+            "--pattern", "patterns", multiple=True, default=["2:4"], show_default=True, help="N:M, N kept of M; may be given several times."
+        ),
+    ):
+        function = option(function)
+    return function
 
 
 @contextmanager

@@ -6,18 +6,14 @@ from typing import Literal
 
 import rich_click as click
 
-from sdbench.cli.options import device_option, json_option, output_option, run_directory
+from sdbench.cli.options import device_option, json_option, output_option, products_options, run_directory
 from sdbench.cli.printing import print_report
 
 NO_GPU = "tuning times configs, which takes a CUDA GPU; 'sdbench kernels' checks the default configs without one"
 
 
 @click.command("tune")
-@click.option(
-    "--pattern", "patterns", multiple=True, default=["2:4"], show_default=True, help="N:M, N kept of M; may be given several times."
-)
-@click.option("--shapes", default="qwen3-4b", show_default=True, help="A model's name, or a list such as 4096x2560,2560x9728 (OUTxIN).")
-@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True, help="Dtype of the weights.")
+@products_options
 @click.option("--variant", "variants", multiple=True, help="Variants to tune, of any kernel, by name; all when left out.")
 @click.option(
     "--effort",
