@@ -5,7 +5,7 @@
 
 A program takes one key-value head, all of its query heads, and one slice of the positions; with several slices a second kernel merges them,
 in a fixed order. The first tile of keys and values is on its way before the previous kernel has ended: every position but the new one was
-written in an earlier step, and steps don't overlap. Queries are padded to the 16 rows that a matrix unit takes.
+written in an earlier step, and steps don't overlap. Queries are repeated to fill the rows that a matrix unit takes.
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sdbench.kernels.decode.norm import root
 from sdbench.kernels.launching import uses_kernels
+
+_MATRIX_ROWS = 16
+"""Fewest rows that a matrix unit takes."""
+
+_WARPS = 4
 
 
 @dataclass(frozen=True)
@@ -58,32 +63,42 @@ class Parts:
 
 
 @triton.jit
-def _head(
-    sums_ptr, bias_ptr, gamma_ptr, start, cos, sin, r,
-    ROWS: tl.constexpr, SPLITS: tl.constexpr, HALF: tl.constexpr, EPS: tl.constexpr,
-    BIAS: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
-):  # fmt: skip
-    """Both halves ``[heads, HALF]`` of the heads whose first rows are ``start``."""
-    at = start[:, None] + tl.arange(0, HALF)[None, :]
-    a = tl.zeros([start.shape[0], HALF], tl.float32)
-    b = tl.zeros([start.shape[0], HALF], tl.float32)
-    for split in tl.static_range(SPLITS):
-        a += tl.load(sums_ptr + split * ROWS + at)
-        b += tl.load(sums_ptr + split * ROWS + at + HALF)
-    a *= r
-    b *= r
-    if BIAS:
-        a += tl.load(bias_ptr + at).to(tl.float32)
-        b += tl.load(bias_ptr + at + HALF).to(tl.float32)
+def _halves(ptr, at, HALF: tl.constexpr, SOME: tl.constexpr):
+    """Both halves of a head's parameters as float32; zeros where the model has none."""
+    if SOME:
+        a, b = tl.load(ptr + at).to(tl.float32), tl.load(ptr + at + HALF).to(tl.float32)
+    else:
+        a, b = tl.zeros(at.shape, tl.float32), tl.zeros(at.shape, tl.float32)
+    return a, b
+
+
+@triton.jit
+def _summed(sums_ptr, at, some, ROWS: tl.constexpr, SPLITS: tl.constexpr, HALF: tl.constexpr):
+    """Both halves of heads, their splits added in order."""
+    a = tl.load(sums_ptr + at, mask=some, other=0.0)
+    b = tl.load(sums_ptr + at + HALF, mask=some, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        a += tl.load(sums_ptr + split * ROWS + at, mask=some, other=0.0)
+        b += tl.load(sums_ptr + split * ROWS + at + HALF, mask=some, other=0.0)
+    return a, b
+
+
+@triton.jit
+def _turned(a, b, gamma_a, gamma_b, cos, sin, HALF: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr):
+    """The norm over each head, if there is one, and the rotary embedding."""
     if NORM:
         inverse = 1.0 / tl.sqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + EPS)
-        a *= inverse[:, None] * tl.load(gamma_ptr + tl.arange(0, HALF)).to(tl.float32)[None, :]
-        b *= inverse[:, None] * tl.load(gamma_ptr + HALF + tl.arange(0, HALF)).to(tl.float32)[None, :]
-    if ROPE:
-        turned = a * cos[None, :] - b * sin[None, :]
-        b = b * cos[None, :] + a * sin[None, :]
-        a = turned
-    return a, b
+        a *= inverse[:, None] * gamma_a
+        b *= inverse[:, None] * gamma_b
+    return a * cos[None, :] - b * sin[None, :], b * cos[None, :] + a * sin[None, :]
+
+
+@triton.jit
+def _rows(x, GROUP: tl.constexpr):
+    """As many rows as a matrix unit takes, each one repeated."""
+    HEADS: tl.constexpr = x.shape[0]
+    repeated = tl.broadcast_to(tl.expand_dims(x, 1), [HEADS, GROUP // HEADS, x.shape[1]])
+    return tl.reshape(repeated, [GROUP, x.shape[1]])
 
 
 @triton.jit
@@ -116,7 +131,7 @@ def attention_kernel(
     y_ptr, largest_ptr, weight_ptr, part_ptr, length,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, SCALE: tl.constexpr, SPLITS: tl.constexpr,
     HIDDEN: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_CEIL: tl.constexpr, EPS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
-    GROUP: tl.constexpr, TILE: tl.constexpr, SLICES: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    PER_CEIL: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, SLICES: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (key-value heads, slices); the cache's length is no constant, so that caches of other lengths need no compilation."""
     HALF: tl.constexpr = SIZE // 2
@@ -127,8 +142,9 @@ def attention_kernel(
     if PDL:
         gdc_launch_dependents()
     position = tl.load(position_ptr)
-    cos = tl.load(cos_ptr + position * HALF + tl.arange(0, HALF))
-    sin = tl.load(sin_ptr + position * HALF + tl.arange(0, HALF))
+    half = tl.arange(0, HALF)
+    cos = tl.load(cos_ptr + position * HALF + half)
+    sin = tl.load(sin_ptr + position * HALF + half)
     keys_ptr += kv.to(tl.int64) * length * SIZE
     values_ptr += kv.to(tl.int64) * length * SIZE
     chunk = tl.cdiv(tl.cdiv(position, SLICES), TILE) * TILE
@@ -137,49 +153,61 @@ def attention_kernel(
     at = first + tl.arange(0, TILE)
     k1, k2 = _tile(keys_ptr, at, end, SIZE, HALF)
     v1, v2 = _tile(values_ptr, at, end, SIZE, HALF)
+    head = kv * PER + tl.minimum(tl.arange(0, PER_CEIL), PER - 1)
+    at_q = (head * SIZE)[:, None] + half[None, :]
+    at_n = ((HEADS + kv) * SIZE + half)[None, :]
+    at_w = at_n + KV_HEADS * SIZE
+    gamma_q1, gamma_q2 = _halves(query_gamma_ptr, half[None, :], HALF, NORM)
+    gamma_n1, gamma_n2 = _halves(key_gamma_ptr, half[None, :], HALF, NORM)
+    bias_q1, bias_q2 = _halves(bias_ptr, at_q, HALF, BIAS)
+    bias_n1, bias_n2 = _halves(bias_ptr, at_n, HALF, BIAS)
+    bias_w1, bias_w2 = _halves(bias_ptr, at_w, HALF, BIAS)
+    # The last slice is the shortest, so that the new position is no burden on the longest.
+    newest = part == SLICES - 1
+    own = at_n * 0 + part == SLICES - 1
     if PDL:
         gdc_wait()
+    # All that the kernel before wrote is asked for at once: what follows waits for memory one time.
+    q1, q2 = _summed(sums_ptr, at_q, at_q >= 0, ROWS, SPLITS, HALF)
+    n1, n2 = _summed(sums_ptr, at_n, own, ROWS, SPLITS, HALF)
+    w1, w2 = _summed(sums_ptr, at_w, own, ROWS, SPLITS, HALF)
     r = root(squares_ptr, HIDDEN, BLOCKS, BLOCKS_CEIL, EPS)
-    # Rows past the group repeat its last head; their results are dropped.
-    head = kv * PER + tl.minimum(tl.arange(0, GROUP), PER - 1)
-    q1, q2 = _head(sums_ptr, bias_ptr, query_gamma_ptr, head * SIZE, cos, sin, r, ROWS, SPLITS, HALF, EPS, BIAS, NORM, True)
-    q1 = q1.to(k1.dtype)
-    q2 = q2.to(k1.dtype)
+    q1, q2 = _turned(q1 * r + bias_q1, q2 * r + bias_q2, gamma_q1, gamma_q2, cos, sin, HALF, EPS, NORM)
+    q1, q2 = _rows(q1.to(k1.dtype), GROUP), _rows(q2.to(k1.dtype), GROUP)
     largest = tl.full([GROUP], float("-inf"), tl.float32)
     weight = tl.zeros([GROUP], tl.float32)
     o1 = tl.zeros([GROUP, HALF], tl.float32)
     o2 = tl.zeros([GROUP, HALF], tl.float32)
-    # The last slice is the shortest, so that the new position is no burden on the longest.
-    if part == SLICES - 1:
-        own = (kv + tl.arange(0, 1)) * SIZE
-        n1, n2 = _head(sums_ptr, bias_ptr, key_gamma_ptr, HEADS * SIZE + own, cos, sin, r, ROWS, SPLITS, HALF, EPS, BIAS, NORM, True)
-        w1, w2 = _head(
-            sums_ptr, bias_ptr, key_gamma_ptr, (HEADS + KV_HEADS) * SIZE + own, cos, sin, r, ROWS, SPLITS, HALF, EPS, BIAS, False, False
-        )
-        n1, n2, w1, w2 = n1.to(k1.dtype), n2.to(k1.dtype), w1.to(k1.dtype), w2.to(k1.dtype)
-        here = position * SIZE + tl.arange(0, HALF)[None, :]
-        tl.store(keys_ptr + here, n1)
-        tl.store(keys_ptr + here + HALF, n2)
-        tl.store(values_ptr + here, w1)
-        tl.store(values_ptr + here + HALF, w2)
-        largest = (tl.sum(q1.to(tl.float32) * n1.to(tl.float32), 1) + tl.sum(q2.to(tl.float32) * n2.to(tl.float32), 1)) * SCALE
+    if newest:
+        key1, key2 = _turned(n1 * r + bias_n1, n2 * r + bias_n2, gamma_n1, gamma_n2, cos, sin, HALF, EPS, NORM)
+        key1, key2 = key1.to(k1.dtype), key2.to(k1.dtype)
+        value1, value2 = (w1 * r + bias_w1).to(k1.dtype), (w2 * r + bias_w2).to(k1.dtype)
+        here = position * SIZE + half[None, :]
+        tl.store(keys_ptr + here, key1)
+        tl.store(keys_ptr + here + HALF, key2)
+        tl.store(values_ptr + here, value1)
+        tl.store(values_ptr + here + HALF, value2)
+        z = tl.sum(q1.to(tl.float32) * key1.to(tl.float32), 1) + tl.sum(q2.to(tl.float32) * key2.to(tl.float32), 1)
+        largest = z * SCALE
         weight = tl.full([GROUP], 1.0, tl.float32)
-        o1 += w1.to(tl.float32)
-        o2 += w2.to(tl.float32)
+        o1 += value1.to(tl.float32)
+        o2 += value2.to(tl.float32)
     largest, weight, o1, o2 = _add_tile(largest, weight, o1, o2, q1, q2, k1, k2, v1, v2, at < end, SCALE)
     for start in tl.range(first + TILE, end, TILE, num_stages=STAGES):
         at = start + tl.arange(0, TILE)
         k1, k2 = _tile(keys_ptr, at, end, SIZE, HALF)
         v1, v2 = _tile(values_ptr, at, end, SIZE, HALF)
         largest, weight, o1, o2 = _add_tile(largest, weight, o1, o2, q1, q2, k1, k2, v1, v2, at < end, SCALE)
-    real = tl.arange(0, GROUP) < PER
-    column = tl.arange(0, HALF)[None, :]
+    row = tl.arange(0, GROUP)
+    real = (row % (GROUP // PER_CEIL) == 0) & (row // (GROUP // PER_CEIL) < PER)
+    out = kv * PER + row // (GROUP // PER_CEIL)
+    column = half[None, :]
     if SLICES == 1:
-        at_y = y_ptr + head[:, None] * SIZE + column
+        at_y = y_ptr + out[:, None] * SIZE + column
         tl.store(at_y, o1 / weight[:, None], mask=real[:, None])
         tl.store(at_y + HALF, o2 / weight[:, None], mask=real[:, None])
     else:
-        place = head * SLICES + part
+        place = out * SLICES + part
         tl.store(largest_ptr + place, largest, mask=real)
         tl.store(weight_ptr + place, weight, mask=real)
         at_part = part_ptr + place[:, None] * SIZE + column
@@ -256,14 +284,15 @@ class Attention:
             return
         heads, parts, slices = self._heads, self._parts, self._slices
         normed = parts.query_gamma is not None
+        per = triton.next_power_of_2(heads.query // heads.key_value)
         attention_kernel[heads.key_value, slices](
             sums, y if parts.bias is None else parts.bias, squares,
             parts.query_gamma if normed else y, parts.key_gamma if normed else y,
             self._cos, self._sin, self.keys, self.values, position, y, self._largest, self._weight, self._part,
             self.keys.shape[1], heads.query, heads.key_value, heads.size, heads.scale, sums.shape[0],
             hidden, squares.numel(), triton.next_power_of_2(squares.numel()), eps, parts.bias is not None, normed,
-            max(16, triton.next_power_of_2(heads.query // heads.key_value)), self._tile, slices, self._stages, self._dependent,
-            num_warps=4, launch_pdl=self._dependent,
+            per, max(_MATRIX_ROWS, per), self._tile, slices, self._stages, self._dependent,
+            num_warps=_WARPS, launch_pdl=self._dependent,
         )  # fmt: skip
         if slices > 1:
             merge_kernel[(heads.query,)](
@@ -291,7 +320,7 @@ class Attention:
 
 
 def slices_for(longest: int, key_value: int, sm_count: int, tile: int) -> int:
-    """As many slices as give no SM two programs, none shorter than two tiles at the longest context.
+    """As many slices as give an SM two programs at most, and none less than a tile at the longest context.
 
     Args:
         longest: Positions of the cache.
@@ -299,4 +328,4 @@ def slices_for(longest: int, key_value: int, sm_count: int, tile: int) -> int:
         sm_count: Multiprocessors of the device.
         tile: Positions a step.
     """
-    return max(1, min(sm_count // key_value, longest // (2 * tile)))
+    return max(1, min(2 * sm_count // key_value, -(-longest // tile)))

@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sdbench.kernels.launching import uses_kernels
 
-BLOCK = 128
+BLOCK = 64
 MOST_BLOCKS = 256
 """Consumers read all squares at once."""
 
@@ -107,7 +107,7 @@ def _launch(
     # A step's first kernel waits for all of the step before: attention reads the position before its own wait.
     norm_kernel[(blocks(size),)](
         h, h if sums is None else sums, gamma, table, token, x, squares,
-        size, 0 if sums is None else sums.shape[0], embedding, BLOCK, dependent, launch_pdl=dependent and not embedding,
+        size, 0 if sums is None else sums.shape[0], embedding, BLOCK, dependent, num_warps=1, launch_pdl=dependent and not embedding,
     )  # fmt: skip
 
 

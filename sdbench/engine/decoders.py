@@ -99,10 +99,13 @@ def named(path: str, model: Any, packed: Mapping[str, PackedLinear], max_positio
     Raises:
         SdbenchError: The model cannot be run so.
     """
+    if path in (FUSED, FUSED_GRAPH):
+        return FusedDecoder(model, max_positions, capture=path == FUSED_GRAPH)
     if path == FUSED_INT8:
         return FusedDecoder(model, max_positions, quantized="int8")
-    if path == COMPILED:
-        return TransformersDecoder(model, packed, CompiledForward(model, max_positions))
-    if path == GRAPH:
-        return TransformersDecoder(model, packed, GraphForward(model, max_positions))
-    return TransformersDecoder(model, packed, EagerForward(model))
+    forwards = {COMPILED: CompiledForward, GRAPH: GraphForward}
+    if path in forwards:
+        return TransformersDecoder(model, packed, forwards[path](model, max_positions))
+    if path == EAGER:
+        return TransformersDecoder(model, packed, EagerForward(model))
+    raise SdbenchError(f"no way to decode is called {path!r}")

@@ -1,8 +1,9 @@
-"""Where a step's time goes: device time by kind of kernel."""
+"""Where a step's time goes: what each kind of kernel adds to the step, kernels that overlap counted once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 KINDS = {
@@ -27,24 +28,51 @@ def kind_of(kernel: str) -> str:
     return next((kind for part, kind in KINDS.items() if part in kernel), "other")
 
 
-def profile(steps: Callable[[], object], count: int) -> dict[str, dict[str, float]]:
-    """Device microseconds and launches a step, by kind.
+def shares(spans: Iterable[tuple[str, float, float]]) -> dict[str, dict[str, float]]:
+    """What each kind adds to the whole: the time from the latest end before a kernel's own to its own.
 
-    Kernels that overlap by dependent launch wait inside one another's time, so that the sum may exceed the step's own.
+    A kernel that was launched early, by dependent launch, waits inside its own duration for the one before it: durations would count that
+    time twice. These shares sum to the time from the first start to the last end.
 
     Args:
-        steps: Runs ``count`` decode steps on a CUDA device.
-        count: How many.
+        spans: Name, start and end of each kernel, in any unit of time and any order.
+
+    Returns:
+        Kind -> ``us`` (the unit of the spans) and ``launches``, the largest share first.
+    """
+    found: dict[str, dict[str, float]] = {}
+    reached: float | None = None
+    for name, start, end in sorted(spans, key=lambda span: span[2]):
+        entry = found.setdefault(kind_of(name), {"us": 0.0, "launches": 0.0})
+        entry["us"] += end - (start if reached is None else reached)
+        entry["launches"] += 1
+        reached = end
+    return dict(sorted(found.items(), key=lambda item: -item[1]["us"]))
+
+
+def spans(steps: Callable[[], object]) -> list[tuple[str, float, float]]:
+    """Name, start and end in microseconds of every kernel that the steps launch on a CUDA device.
+
+    Args:
+        steps: Launches the work; called once before, untraced.
     """
     steps()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
         steps()
         torch.cuda.synchronize()
-    found: dict[str, dict[str, float]] = {}
-    for event in profiler.key_averages():
-        if event.self_device_time_total:
-            entry = found.setdefault(kind_of(event.key), {"us": 0.0, "launches": 0.0})
-            entry["us"] += event.self_device_time_total / count
-            entry["launches"] += event.count / count
-    return dict(sorted(found.items(), key=lambda item: -item[1]["us"]))
+    return [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in profiler.events() or ()
+        if event.device_type == DeviceType.CUDA
+    ]
+
+
+def profile(steps: Callable[[], object], count: int) -> dict[str, dict[str, float]]:
+    """Microseconds and launches a step, by kind: see :func:`shares`.
+
+    Args:
+        steps: Runs ``count`` decode steps on a CUDA device.
+        count: How many.
+    """
+    return {kind: {name: value / count for name, value in entry.items()} for kind, entry in shares(spans(steps)).items()}

@@ -15,6 +15,7 @@ from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
 from sdbench.engine.decoders import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH, Decoder, named
 from sdbench.engine.fused import FusedDecoder
+from sdbench.engine.greedy import clock
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels.read import read_bandwidth
@@ -33,7 +34,7 @@ Row = dict[str, Any]
 DENSE, INT8 = "dense", "int8"
 _PROBE_BYTES = 1 << 30
 _FIGURES = (
-    *("decode_rate", "ms_per_token", "ttft_ms", "step_bytes", "gbps", "ceiling", "of_ceiling"),
+    *("decode_rate", "ms_per_token", "ttft_ms", "start_seconds", "step_bytes", "gbps", "ceiling", "of_ceiling"),
     *("kernels", "capture", "memory", "profile", "reason"),
 )
 
@@ -202,7 +203,10 @@ def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear],
     gc.collect()
     try:
         before = resident_bytes(device)
+        begun = clock(device)
         decoder = named(way.path, loaded.model, packed, length)
+        decoder.reply(prompt, max_new_tokens=1, eos_ids=(), ignore_eos=True)
+        started = clock(device) - begun
         with peak_memory(device) as peak:
             replies = _replies(decoder, prompt, way, options)
     except (torch.OutOfMemoryError, OutOfResources) as error:
@@ -220,6 +224,7 @@ def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear],
         "decode_rate": rates.as_dict() if rates else None,
         "ms_per_token": 1e3 / rates.p50 if rates else None,
         "ttft_ms": 1e3 * sorted(seconds for _, seconds in replies)[len(replies) // 2],
+        "start_seconds": started,
         "step_bytes": nbytes,
         "gbps": nbytes * rates.p50 / 1e9 if rates else None,
         "ceiling": ceiling,

@@ -1,5 +1,6 @@
 """Runs an end-to-end comparison: calibrate on the dense model, prune, and judge every arm under the same conditions."""
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -133,6 +134,7 @@ class _Runner:
         return row
 
     def _timed(self, arm: Arm, packed: Mapping[str, PackedLinear], samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        gc.collect()
         # A cache of its own, as long as the timed run needs: a step reads all of a static cache, whatever answers may need.
         decoder, path, path_reason = self._decoder(packed, self.questions[:1], self.options.equal_tokens, self.options.warmup_tokens)
         contender = Contender(arm.name, self.loaded, decoder, path)

@@ -46,7 +46,7 @@ def test_norm_adds_sums_and_leaves_its_scalar(runs: str, splits: int, device: to
 
 def test_embed_reads_the_tokens_row(runs: str, device: torch.device) -> None:
     table, gamma = draw(5, 130, seed=0, device=device).bfloat16(), draw(130, seed=1, device=device)
-    h, x, squares = (torch.full((n,), math.nan, device=device) for n in (130, 130, 2))
+    h, x, squares = (torch.full((n,), math.nan, device=device) for n in (130, 130, blocks(130)))
     embed(torch.tensor([3], device=device), table, h, gamma, x, squares, False)
     assert torch.equal(h, table[3].float())
     assert within(relative_error(x, table[3].double() * gamma.double()), 1e-6)
@@ -170,4 +170,4 @@ def test_attention(runs: str, position: int, slices: int, normed: bool, biased: 
 
 
 def test_slices() -> None:
-    assert [slices_for(longest, 8, 132, 64) for longest in (64, 256, 1024, 40960)] == [1, 2, 8, 16]
+    assert [slices_for(longest, 8, 132, 64) for longest in (64, 256, 1024, 40960)] == [1, 4, 16, 33]

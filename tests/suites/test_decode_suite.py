@@ -11,14 +11,15 @@ from rich.console import Console
 from transformers import PreTrainedModel
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from sdbench.engine.decoders import EAGER, FUSED
+from sdbench.engine.decoders import EAGER, FUSED, TransformersDecoder, named
+from sdbench.engine.fused import FusedDecoder
 from sdbench.errors import SdbenchError, UsageError
-from sdbench.models import resolve_model
+from sdbench.models import load_model, resolve_model
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.decode import suite
-from sdbench.suites.decode.profile import kind_of
+from sdbench.suites.decode.profile import kind_of, shares
 from sdbench.suites.decode.report import report
 from sdbench.suites.decode.suite import DecodeOptions, judge, run
 from sdbench.suites.reports import render
@@ -107,6 +108,25 @@ def test_a_speed_up_needs_a_dense_rate_at_its_context() -> None:
 def test_kernels_are_told_by_their_names() -> None:
     names = ["lane_row_kernel", "gemv_kernel", "attention_kernel", "nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "elementwise_kernel"]
     assert [kind_of(name) for name in names] == ["pruned products", "dense products", "attention", "dense products", "other"]
+
+
+def test_overlapping_kernels_share_the_time_by_their_ends() -> None:
+    # The norm is launched at 2 and waits until 10; the copy runs wholly inside the product.
+    spans = [("norm_kernel", 2.0, 11.0), ("lane_row_kernel", 1.0, 10.0), ("copy", 3.0, 4.0), ("norm_kernel", 10.0, 13.0)]
+    assert shares(spans) == {
+        "pruned products": {"us": 6.0, "launches": 1},
+        "other": {"us": 1.0, "launches": 1},
+        "norms": {"us": 3.0, "launches": 2},
+    }
+    assert shares([]) == {}
+
+
+def test_every_name_of_a_way_is_that_way(folder: Path) -> None:
+    model = load_model(options(folder).spec, torch.device("cpu"), torch.float32, print).model
+    assert isinstance(named(FUSED, model, {}, 16), FusedDecoder)
+    assert isinstance(named(EAGER, model, {}, 16), TransformersDecoder)
+    with pytest.raises(SdbenchError, match="no way to decode is called 'fastest'"):
+        named("fastest", model, {}, 16)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,11 @@ from sdbench.kernels import registry, tuned
 from sdbench.kernels.launching import capability, sm_count, uses_kernels
 from sdbench.kernels.quantized.weights import quantize
 from sdbench.kernels.registry import Problem, Variant
+from sdbench.kernels.spmv.lane_row import AT_END
 from sdbench.packing import stack_rows
+
+Sums = dict[tuple[int, int], Tensor]
+"""float32 ``[splits, out]`` by that shape: few enough to stay in the cache, where one a product would be written out to memory."""
 
 
 class Product:
@@ -20,7 +24,10 @@ class Product:
 
     Args:
         linears: Linears of one input, whose rows follow one another.
+        sums: Buffers by their shape ``(splits, out)``, which products that run one after the other share; a missing one is added.
         quantized: ``"int8"`` or ``"fp8"`` to round a dense weight to 8 bits; None to leave it.
+        crowded: The next kernel has few and large programs. Started early, two of them settle on one multiprocessor and none on another, so
+            a packed product, whose own programs stay longest, lets it start late.
 
     Attributes:
         sums: float32 ``[splits, out]``, the result of the last call.
@@ -33,7 +40,7 @@ class Product:
         Unfusable: Some of the linears are packed and others are not, or in different ways.
     """
 
-    def __init__(self, linears: Sequence[Linear], quantized: str | None = None):
+    def __init__(self, linears: Sequence[Linear], sums: Sums, quantized: str | None = None, crowded: bool = False):
         packed = [linear.packed for linear in linears if isinstance(linear, PackedLinear)]
         if packed and len(packed) < len(linears):
             raise Unfusable("no fused step: some of the linears of one input are pruned and others are not")
@@ -58,15 +65,16 @@ class Product:
             config = dict(tuned.lookup(variant, problem, device)[0] if device.type == "cuda" else variant.default(problem))
             if "pdl" in config:
                 # All kernels of a step take part in dependent launch.
-                config["pdl"] = config["pdl"] or problem.dependent_launch
+                early = config["pdl"] or problem.dependent_launch
+                config["pdl"] = AT_END if early and crowded and self.packed else early
             splits = config.get("splits", 1) if variant.kernel == "spmv_partial" else 1
             self.variant = variant.name
-            self.sums = torch.empty(splits, out, device=device)
+            self.sums = _shared(sums, splits, out, device)
             y = self.sums if variant.kernel == "spmv_partial" else self.sums[0]
             self._run: Callable[[Tensor], object] = lambda x: variant.launch(weight, x, y, config)
         else:
             self.variant = "reference"
-            self.sums = torch.empty(1, out, device=device)
+            self.sums = _shared(sums, 1, out, device)
             self._run = self._reference(problem)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -100,6 +108,12 @@ def _one_matrix(linears: Sequence[nn.Linear]) -> Tensor:
     for linear, rows in zip(linears, whole.split([linear.out_features for linear in linears]), strict=True):
         linear.weight.data = rows
     return whole
+
+
+def _shared(sums: Sums, splits: int, out: int, device: torch.device) -> Tensor:
+    if (splits, out) not in sums:
+        sums[splits, out] = torch.empty(splits, out, device=device)
+    return sums[splits, out]
 
 
 def _parameters(linear: Linear) -> Tensor:

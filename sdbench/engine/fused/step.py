@@ -6,22 +6,23 @@ import torch
 from torch import Tensor
 
 from sdbench.engine.fused.plan import LayerPlan, Plan
-from sdbench.engine.fused.products import Product
+from sdbench.engine.fused.products import Product, Sums
 from sdbench.kernels.decode.attention import Attention, slices_for
 from sdbench.kernels.decode.gate import gate
 from sdbench.kernels.decode.head import LOWEST, SLOTS, advance, head
 from sdbench.kernels.decode.norm import blocks, embed, norm
 from sdbench.kernels.launching import capability, sm_count
 
-TILE = 64
+TILE = 32
+"""Positions a step of attention: short tiles spread a short context over more multiprocessors and cost nothing at 32k."""
 
 
 class _Layer:
-    def __init__(self, part: LayerPlan, attention: Attention, quantized: str | None):
+    def __init__(self, part: LayerPlan, attention: Attention, sums: Sums, quantized: str | None):
         self.input_gamma, self.post_gamma = part.input_gamma, part.post_gamma
         self.attention = attention
-        self.qkv, self.o = Product(part.qkv, quantized), Product([part.o], quantized)
-        self.gate_up, self.down = Product(part.gate_up, quantized), Product([part.down], quantized)
+        self.qkv, self.o = Product(part.qkv, sums, quantized, crowded=True), Product([part.o], sums, quantized)
+        self.gate_up, self.down = Product(part.gate_up, sums, quantized), Product([part.down], sums, quantized)
 
 
 class FusedStep:
@@ -59,8 +60,9 @@ class FusedStep:
         self.keys, self.values = (torch.zeros(shape, dtype=plan.dtype, device=device) for _ in range(2))
         self.slices = slices or slices_for(length, heads.key_value, sm_count(device), TILE)
         cos, sin = plan.angles(length)
+        sums: Sums = {}
         self._layers = [
-            _Layer(part, Attention(heads, part.attention, keys, values, cos, sin, self.slices, TILE, self._dependent), quantized)
+            _Layer(part, Attention(heads, part.attention, keys, values, cos, sin, self.slices, TILE, self._dependent), sums, quantized)
             for part, keys, values in zip(plan.layers, self.keys, self.values, strict=True)
         ]
         # Inputs of products as the kernels were tuned for, and as transformers has them; fp16 has no room for a vector before its scaling.
