@@ -27,10 +27,11 @@ KEYS = {
     "result": ("kernel", "variant", "pattern", "layer", "of_shape", "dtype"),
     "chain": ("kernel", "variant", "pattern", "layers"),
     "arm": ("arm", "pattern", "method"),
+    "decode": ("arm", "path", "context"),
 }
 """Kind of row -> the fields that say what was measured."""
 
-COMMANDS = {"kernels": ("result", "chain"), "tune": ("result",), "e2e": ("arm",)}
+COMMANDS = {"kernels": ("result", "chain"), "tune": ("result",), "e2e": ("arm",), "decode": ("decode",)}
 """Command -> the kinds of its rows."""
 
 COLUMNS = (
@@ -178,7 +179,7 @@ def compare(base: SavedRun, new: SavedRun, fail_over: float) -> Comparison:
             for run in (base, new)
         )
         common += len(before.keys() & after.keys())
-        figure = "tok/s" if kind == "arm" else "us"
+        figure = "tok/s" if kind in ("arm", "decode") else "us"
         for found, (key, _) in (before | after).items():
             if found not in after:
                 findings.append(Finding("only in BASE", key, figure, base=_outcome(before[found][1])))
@@ -205,14 +206,14 @@ def _of_row(key: Row, before: Row, after: Row, base: SavedRun, new: SavedRun, fa
         yield _speed(key, before, after, fail_over, "tok/s")
     else:
         yield _speed(key, before, after, fail_over, "us")
-    if "arm" in key:
+    if "method" in key:
         for field, count, figure in (("match", "answer_match", "answer match"), ("eos", "eos", "EOS")):
             if before.get(count) is not None or after.get(count) is not None:
                 yield _quality(key, field, figure, (before.get(count), after.get(count)), base, new)
 
 
 def _outcome(row: Row) -> str:
-    if "arm" in row:
+    if "outcome" not in row:
         return "correct" if row.get("kernel_calls") == row.get("expected_kernel_calls") else "wrong kernel calls"
     return str(row.get("outcome"))
 
@@ -221,8 +222,9 @@ def _speed(key: Row, before: Row, after: Row, fail_over: float, figure: Literal[
     """Compares times, or rates as the times that they stand for."""
     (base, base_spread), (new, new_spread) = _median_and_spread(before, figure), _median_and_spread(after, figure)
     problems = [_problem(base, "BASE"), _problem(new, "NEW")]
-    if figure == "tok/s" and before.get("equal_tokens") != after.get("equal_tokens"):
-        problems.append(f"lengths differ: {before.get('equal_tokens')} tokens in BASE, {after.get('equal_tokens')} in NEW")
+    lengths = [row.get("equal_tokens", row.get("tokens")) for row in (before, after)]
+    if figure == "tok/s" and lengths[0] != lengths[1]:
+        problems.append(f"lengths differ: {lengths[0]} tokens in BASE, {lengths[1]} in NEW")
     reason = next(filter(None, problems), None)
     if base is None or new is None or reason:
         return Finding("no ratio", key, figure, base, new, base_spread, new_spread, reason=reason)
@@ -240,9 +242,11 @@ def _speed(key: Row, before: Row, after: Row, fail_over: float, figure: Literal[
 
 
 def _median_and_spread(row: Row, figure: str) -> tuple[float | None, tuple[float, float] | None]:
-    spread = row.get("us" if figure == "us" else "decode_rate_spread")
+    # An arm of e2e has its median and its spread apart; the others have both in one.
+    whole = row.get("us" if figure == "us" else "decode_rate")
+    spread = whole if isinstance(whole, dict) else row.get("decode_rate_spread")
     spread = spread if isinstance(spread, dict) else {}
-    p50 = _number(spread.get("p50") if figure == "us" else row.get("decode_rate"))
+    p50 = _number(spread.get("p50") if isinstance(whole, dict) else whole if figure == "tok/s" else None)
     low, high = _number(spread.get("p20")), _number(spread.get("p80"))
     return p50, (low, high) if low and high and low > 0 else None
 

@@ -183,11 +183,14 @@ def sums(rows: Sequence[Row]) -> list[Sums]:
 def headline(rows: Sequence[Row]) -> list[str]:
     """For each pattern the sum over the shapes against both dense baselines, and the sums of int8 and fp8; empty without timings."""
     lines = []
+    # A run that ended early may lack shapes: a sum says how many it has.
+    count = len({tuple(row["of_shape"]) for row in rows})
+    shapes = f"{count} shapes" if count > 1 else "1 shape"
     for s in sums(rows):
         quantized = "".join(f", {name} sum {total:.1f} us" for name, total in s.quantized.items())
-        lines.append(f"{s.pattern}: sum {_against(s.sparse, s)}{quantized}")
+        lines.append(f"{s.pattern}: sum of {shapes} {_against(s.sparse, s)}{quantized}")
         if s.partial:
-            lines.append(f"{s.pattern} with partial sums left to a consumer that adds them: sum {_against(s.partial, s)}")
+            lines.append(f"{s.pattern} with partial sums left to a consumer that adds them: sum of {shapes} {_against(s.partial, s)}")
     return lines
 
 

@@ -35,8 +35,8 @@ def test_sums_of_the_kernels(sdbench):
     linear, dense = total("dense", variant="linear"), total("dense")
     for pattern in {one["pattern"] for one in rows if one["kernel"] == "spmv"}:
         sparse = total("spmv", pattern=pattern)
-        line = f"{pattern}: sum {sparse:.1f} us, {linear / sparse:.2f}x over F.linear, {dense / sparse:.2f}x over the fastest dense"
-        assert line in out
+        against = f"{linear / sparse:.2f}x over F.linear, {dense / sparse:.2f}x over the fastest dense"
+        assert f"{pattern}: sum of 4 shapes {sparse:.1f} us, {against}" in out
     for one in rows:
         assert f" {one['us']['p50']:.2f} " in out and f" {one['us']['p20']:.2f}-{one['us']['p80']:.2f} " in out
 

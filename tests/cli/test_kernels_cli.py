@@ -122,7 +122,7 @@ def test_slower_than_asked_for(sdbench, tmp_path):
     assert sdbench(*call, 1.5).code == 0
     slower = sdbench(*call, 1.6)
     assert slower.code == 4 and slower.err.splitlines()[-1] == "sdbench: error: slower than --min-speedup 1.6: 1.50 over the fastest dense"
-    assert "2:4: sum 2.0 us, 2.00x over F.linear, 1.50x over the fastest dense" in slower.out
+    assert "2:4: sum of 1 shape 2.0 us, 2.00x over F.linear, 1.50x over the fastest dense" in slower.out
 
 
 @pytest.mark.parametrize("width", [80, None])

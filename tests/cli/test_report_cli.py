@@ -59,7 +59,7 @@ ROWS = [
     row("dense", "gemv", "down", 16.0),
     row("spmv", "lane_row", "down", 8.125),
 ]
-SUMS = "2:4: sum 12.1 us, 2.97x over F.linear, 1.98x over the fastest dense"  # 36 / 12.125 and 24 / 12.125
+SUMS = "2:4: sum of 2 shapes 12.1 us, 2.97x over F.linear, 1.98x over the fastest dense"  # 36 / 12.125 and 24 / 12.125
 CHAIN = {
     "record": "chain",
     "kernel": "chain",
@@ -201,7 +201,7 @@ class TestKernels:
         again = [row("spmv", "lane_row", "o", 3.875, attempt=2), CHAIN | {"us": {"p20": 1.0, "p50": 750.0, "p80": 1.0}}]
         saved_run("run", "kernels", ASKED, [*ROWS, CHAIN, *again])
         out = sdbench("report", "run").out
-        assert "2:4: sum 12.0 us, 3.00x over F.linear, 2.00x over the fastest dense" in out
+        assert "2:4: sum of 2 shapes 12.0 us, 3.00x over F.linear, 2.00x over the fastest dense" in out
         assert " 4.00 " not in out and table_line(out, "o", "lane_row")[6] == "3.88"
         assert [line for line in out.splitlines() if line.startswith("chain")] == [
             "chain of 36 layers, 2:4: 750 us, 1.50x over the fastest dense"
@@ -233,7 +233,7 @@ class TestUnfinished:
         assert first.endswith("no git commit recorded, failed in 2 attempts")
         assert second == "NOT A COMPLETE RUN ([b]no luck): what follows, sums included, is over what is there"
         assert third == "attempt 2 ran with another git than the first"
-        assert last == "2:4: sum 4.0 us, 3.00x over F.linear, 2.00x over the fastest dense"
+        assert last == "2:4: sum of 1 shape 4.0 us, 3.00x over F.linear, 2.00x over the fastest dense"
 
     def test_an_arm_with_answers_and_no_rate(self, sdbench, saved_run):
         samples = [{"arm": name, "example": f"00{n}"} for name, count in (("dense", 4), ("decode", 3)) for n in (*range(count), 0)]

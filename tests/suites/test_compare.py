@@ -142,6 +142,21 @@ def test_a_time_without_a_spread_is_its_own_spread() -> None:
     assert kernels(product({"p50": 10.0}), product({"p50": 11.0, "p20": None})).verdict == "slower"
 
 
+def test_ways_to_decode_are_told_apart_by_path_and_context() -> None:
+    def row(context: int, rates: tuple[float, ...], **changes: Any) -> dict[str, Any]:
+        spread = dict(zip(("p20", "p50", "p80"), rates, strict=True))
+        return {"record": "decode", "arm": "2:4", "path": "fused step", "context": context, "tokens": 9, "outcome": "correct"} | {
+            "decode_rate": spread, **changes
+        }  # fmt: skip
+
+    base = [row(128, (99.0, 100.0, 101.0)), row(2048, (99.0, 100.0, 101.0)), row(8192, (9.0, 10.0, 11.0))]
+    new = [row(128, (79.0, 80.0, 81.0)), row(2048, (99.0, 100.0, 101.0), tokens=8), row(8192, (9.0, 10.0, 11.0))]
+    findings = compare(saved("base", "decode", base), saved("new", "decode", new), 0.05).findings
+    assert [(found.verdict, found.key["context"], found.ratio and round(found.ratio, 6)) for found in findings] == [
+        ("slower", 128, 0.8), ("no ratio", 2048, None), ("same", 8192, 1.0),
+    ]  # fmt: skip
+
+
 def test_rates_of_other_lengths_have_no_ratio() -> None:
     (found,) = e2e(arm("decode", 10.0), arm("decode", 5.0, equal_tokens=64)).findings
     assert (found.verdict, found.ratio, found.reason) == ("no ratio", None, "lengths differ: 128 tokens in BASE, 64 in NEW")

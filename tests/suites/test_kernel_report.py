@@ -71,14 +71,14 @@ def test_the_headline_is_spmv_against_dense() -> None:
     (found,) = sums(run())
     assert (found.sparse, found.linear, found.dense, found.quantized) == (12.0, 36.0, 24.0, {"int8": 15.0, "fp8": 18.0})
     assert headline(run()) == [
-        "2:4: sum 12.0 us, 3.00x over F.linear, 2.00x over the fastest dense, int8 sum 15.0 us, fp8 sum 18.0 us",
+        "2:4: sum of 2 shapes 12.0 us, 3.00x over F.linear, 2.00x over the fastest dense, int8 sum 15.0 us, fp8 sum 18.0 us",
     ]
     assert slowest_speedup(run()) == 2.0
 
 
 def test_a_baseline_with_an_untimed_shape_has_no_sum() -> None:
     assert headline(run("int8", "cusparselt")) == [
-        "2:4: sum 12.0 us, 3.00x over F.linear, 2.00x over the fastest dense, fp8 sum 18.0 us",
+        "2:4: sum of 2 shapes 12.0 us, 3.00x over F.linear, 2.00x over the fastest dense, fp8 sum 18.0 us",
     ]
 
 
