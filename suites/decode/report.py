@@ -23,7 +23,6 @@ COLUMNS = (
     Column("kernels", figure=True),
     Column("TTFT ms", figure=True),
     Column("start s", figure=True),
-    Column("peak GB", figure=True),
 )
 
 
@@ -52,7 +51,13 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
     document = {"schema": SCHEMA, "model": arguments["model"], "environment": environment, "rows": list(rows)}
     profiles = [_profile(row) for row in rows if row["profile"]]
     return Report(
-        f"{arguments['model']}: decoding at batch 1", COLUMNS, [_cells(row) for row in rows], lines, document, rows, more=profiles
+        f"{arguments['model']}: decoding at batch 1",
+        COLUMNS,
+        [_cells(row) for row in rows],
+        lines,
+        document,
+        rows,
+        more=[_memory(rows), *profiles],
     )
 
 
@@ -62,6 +67,20 @@ def of_run(run: SavedRun) -> Report:
 
     rows = judge([measured(row) for row in run.latest("decode", "arm", "path", "context")])
     return report(rows, run.record.arguments, run.now("environment"))
+
+
+def _memory(rows: Sequence[Row]) -> Table:
+    held = ("parameters", "packed", "cache", "workspace", "resident", "peak")
+    columns = (*COLUMNS[:3], *(Column(f"{name} GB", figure=True) for name in held))
+    cells = []
+    for row in rows:
+        figures = [(row["memory"] or {}).get(name) for name in held]
+        cells.append([row["arm"], row["path"], str(row["context"]), *("-" if one is None else f"{one / 1e9:.2f}" for one in figures)])
+    note = (
+        "parameters: the model's own, with the dense matrices of pruned linears, which the prompt runs on; packed: pruned or 8-bit rows "
+        "that steps read, and the modules' own; cache: keys and values, where the fused step holds them; workspace: what else decoding needs"
+    )
+    return Table("memory", columns, cells, [note])
 
 
 def _profile(row: Row) -> Table:
@@ -76,7 +95,7 @@ def _profile(row: Row) -> Table:
 
 
 def _cells(row: Row) -> list[str]:
-    rate, memory = row["decode_rate"], row["memory"]
+    rate = row["decode_rate"]
 
     def figure(value: float | None, digits: int, factor: float = 1.0) -> str:
         return "-" if value is None else f"{value * factor:.{digits}f}"
@@ -95,5 +114,4 @@ def _cells(row: Row) -> list[str]:
         figure(row["kernels"], 0),
         figure(row["ttft_ms"], 1),
         figure(row.get("start_seconds"), 1),
-        figure(memory and memory["peak"], 2, 1e-9),
     ]

@@ -188,7 +188,8 @@ def _pruned(arm: str, loaded: LoadedModel, options: DecodeOptions) -> Iterator[M
     weights: dict[str, PackedWeight] = {}
     for name, linear in linears.items():
         weights[name] = pack(linear.weight.detach(), keep_mask(linear.weight, pattern, layer=name), pattern, name)
-    with packed_linears(loaded.model, weights, "pruned") as modules:
+    # The prompt takes the matrices that are there: what it computes plays no part, and a third copy would be in every figure of memory.
+    with packed_linears(loaded.model, weights, "dense") as modules:
         yield modules
 
 
@@ -229,21 +230,39 @@ def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear],
         "gbps": nbytes * rates.p50 / 1e9 if rates else None,
         "ceiling": ceiling,
         "of_ceiling": rates.p50 / ceiling if rates and ceiling else None,
-        "memory": {
-            "parameters": sum(p.nbytes for p in {p.data_ptr(): p for p in loaded.model.parameters()}.values()),
-            "packed": sum(module.packed.nbytes for module in packed.values()),
-            "decoder": max(0, resident_bytes(device) - before),
-            "peak": peak.bytes,
-        },
+        "memory": _memory(loaded, packed, decoder, max(0, resident_bytes(device) - before)) | {"peak": peak.bytes},
     }
     if isinstance(decoder, FusedDecoder):
         step, captured = decoder.step, decoder.captured
         row["kernels"] = step.kernels if device.type == "cuda" else None
-        row["memory"]["cache"] = step.keys.nbytes + step.values.nbytes
         row["capture"] = {"seconds": captured.seconds, "bytes": captured.nbytes} if captured else None
         if options.profiled:
             row["profile"] = profile(lambda: decoder.decode_steps(8), 8)
     return row
+
+
+def _memory(loaded: LoadedModel, packed: Mapping[str, PackedLinear], decoder: Decoder, grown: int) -> Row:
+    """Bytes by what they hold.
+
+    ``parameters`` are the model's own, dense matrices of pruned linears included, which the prompt runs on; ``packed`` what decode steps
+    read of pruned or 8-bit products, and the modules' own packed rows; ``cache`` keys and values, where they are the fused step's;
+    ``workspace`` the rest of what the decoder needs, ``decoder``.
+    """
+    parameters = {p.data_ptr(): p for p in (*loaded.model.parameters(), *(module.prefill_weight for module in packed.values()))}
+    memory: Row = {
+        "parameters": sum(p.nbytes for p in parameters.values()),
+        "packed": sum(module.packed.nbytes for module in packed.values()),
+        "decoder": grown,
+        "cache": None,
+        "workspace": grown,
+        "resident": resident_bytes(loaded.model.device),
+    }
+    if isinstance(decoder, FusedDecoder):
+        copies = sum(product.nbytes for product in decoder.step.products() if not isinstance(product.weight, torch.Tensor))
+        memory["cache"] = decoder.step.keys.nbytes + decoder.step.values.nbytes
+        memory["packed"] += copies
+        memory["workspace"] = max(0, grown - copies - memory["cache"])
+    return memory
 
 
 def _replies(decoder: Decoder, prompt: Sequence[int], way: _Way, options: DecodeOptions) -> list[tuple[float, float]]:

@@ -61,13 +61,19 @@ def test_every_way_and_context_has_a_row(folder: Path, tmp_path: Path) -> None:
         rows = run(wanted, directory, quiet())
     ways = [("dense", FUSED, 4), ("dense", FUSED, 9), ("dense", EAGER, 4), ("2:4", FUSED, 4), ("2:4", FUSED, 9)]
     assert [(row["arm"], row["path"], row["context"]) for row in rows] == ways
+    linears = 2 * 4 * (64 * (128 + 64 + 64) + 128 * 64 + 64 * 128 * 3)
     for row in rows:
         assert row["outcome"] == "correct" and row["tokens"] == 5
         assert row["ms_per_token"] == pytest.approx(1e3 / row["decode_rate"]["p50"])
         assert row["gbps"] == pytest.approx(row["step_bytes"] * row["decode_rate"]["p50"] / 1e9)
         assert (row["ceiling"], row["kernels"], row["capture"]) == (None, None, None)
+        memory = row["memory"]
+        positions = row["context"] + 5
+        assert memory["cache"] == (None if row["path"] == EAGER else 2 * 2 * 64 * positions * 4)  # keys and values x layers x width x bytes
+        assert memory["parameters"] == rows[0]["memory"]["parameters"]
+        # Each pruned linear once in its module and once among the rows of its product.
+        assert memory["packed"] == (2 * linears * 17 // 32 if row["arm"] == "2:4" else 0)
     # Seven linears a layer keep half of their values and a bit for each column: fp32 at 2:4 reads 17/32 of the dense linears.
-    linears = 2 * 4 * (64 * (128 + 64 + 64) + 128 * 64 + 64 * 128 * 3)
     assert rows[0]["step_bytes"] - rows[3]["step_bytes"] == linears * 15 / 32
     assert rows[1]["step_bytes"] - rows[0]["step_bytes"] == 5 * 2 * 2 * 64 * 4  # positions x layers x keys and values x width x bytes
     fastest = max(row["decode_rate"]["p50"] for row in rows[:3] if row["context"] == 4)
