@@ -21,6 +21,7 @@ COMMANDS = {
     "tune": "Find the fastest right config of every kernel variant on this GPU, and keep it for all later runs.",
     "report": "Show runs again: tables, sums and notes from their run directories.",
     "compare": "Compare run NEW with run BASE: what is wrong now, what got worse, what got slower.",
+    "pool": "Pool several draws of e2e runs: fidelity over all of them, with intervals over questions.",
     "prune": "Calibrate, prune and write a checkpoint that sdbench.load and transformers read.",
     "verify": "Check a pruned checkpoint: axis, exact N in every group, masks against values, shapes, tied weights and hashes.",
     "split": "Split SOURCE into calibration and validation parts, pinned by a manifest.",

@@ -78,7 +78,7 @@ def _memory(rows: Sequence[Row]) -> Table:
         cells.append([row["arm"], row["path"], str(row["context"]), *("-" if one is None else f"{one / 1e9:.2f}" for one in figures)])
     note = (
         "parameters: the model's own, with the dense matrices of pruned linears, which the prompt runs on; packed: pruned or 8-bit rows "
-        "that steps read, and the modules' own; cache: keys and values, where the fused step holds them; workspace: what else decoding needs"
+        "that steps read, and the modules' own; cache: keys and values of the fused step; workspace: what else the decoder needs"
     )
     return Table("memory", columns, cells, [note])
 

@@ -1,0 +1,42 @@
+"""``sdbench pool``: several draws of one comparison as one table."""
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+import rich_click as click
+
+from sdbench.cli.options import json_option
+from sdbench.cli.printing import print_report
+
+
+@click.command("pool")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--format", "form", type=click.Choice(["text", "markdown", "csv"]), default="text", show_default=True, help="Form of the table."
+)
+@json_option
+def command(runs: tuple[Path, ...], form: Literal["text", "markdown", "csv"], as_json: bool) -> None:
+    """Pool several draws of e2e runs: fidelity over all of them, with intervals over questions.
+
+    RUN is a folder that 'sdbench e2e --fidelity' or '--fidelity-only' wrote. Runs may differ in --seed, which draws calibration and judged
+    examples, and in --pattern, --method and --calib, which make lines of their own; nothing else. Nothing is measured.
+
+    \b
+    sdbench e2e --fidelity-only --seed 0 --output draw0
+    sdbench e2e --fidelity-only --seed 1 --output draw1
+    sdbench pool draw0 draw1
+    sdbench pool draw* --format markdown
+    """
+    from sdbench.results import strict_json
+    from sdbench.suites.pool import pool, report
+    from sdbench.suites.runs import read_run
+
+    saved = [read_run(path) for path in runs]
+    found = report(pool(saved), saved)
+    if as_json:
+        sys.stdout.write(strict_json(found.document, indent=2) + "\n")
+    elif form == "text":
+        print_report(found)
+    else:
+        sys.stdout.write(found.markdown() if form == "markdown" else found.csv())

@@ -1,0 +1,92 @@
+"""``sdbench pool``: hand-worked draws, and runs that must not be pooled."""
+
+import json
+from typing import Any
+
+import pytest
+
+ARGUMENTS = {"model": "demo", "pattern": "2:4", "method": "wanda", "calib": ["decode"], "validation_examples": 2}
+
+
+def fidelity(arm: str, example: str, kl: float, positions: int, prefill: str = "dense", agreement: float = 0.5) -> dict[str, Any]:
+    return {
+        "record": "fidelity", "arm": arm, "prefill": prefill, "example": example, "positions": positions, "kl": kl, "agreement": agreement,
+    }  # fmt: skip
+
+
+FIRST = [
+    fidelity("teacher-forced", "q1", 2.0, 10), fidelity("teacher-forced", "q2", 1.0, 30),
+    fidelity("decode", "q1", 1.0, 10, agreement=1.0), fidelity("decode", "q2", 0.5, 30),
+]  # fmt: skip
+SECOND = [
+    fidelity("teacher-forced", "q1", 4.0, 10), fidelity("teacher-forced", "q3", 2.0, 20),
+    fidelity("decode", "q1", 1.0, 10), fidelity("decode", "q3", 1.0, 20),
+]  # fmt: skip
+
+
+@pytest.fixture
+def draws(saved_run):
+    saved_run("a", "e2e", ARGUMENTS | {"seed": 0}, FIRST)
+    saved_run("b", "e2e", ARGUMENTS | {"seed": 1}, SECOND)
+
+
+def test_two_draws_by_hand(draws, sdbench):
+    done = sdbench("pool", "a", "b", "--json")
+    assert (done.code, done.err) == (0, "")
+    control, decode = json.loads(done.out)["rows"]
+    assert (control["arm"], control["seeds"], control["questions"], control["positions"]) == ("teacher-forced", [0, 1], 3, 70)
+    assert control["kl"] == pytest.approx((2 * 10 + 1 * 30 + 4 * 10 + 2 * 20) / 70) and control["control_ratio"] is None
+    assert control["kl_of_draws"] == pytest.approx([50 / 40, 80 / 30])
+    assert decode["kl"] == pytest.approx((10 + 15 + 10 + 20) / 70)
+    assert decode["agreement"] == pytest.approx((10 + 0.5 * 60) / 70)
+    ratio = decode["control_ratio"]
+    # Of q1, q2 and q3 the ratios are 60/20, 30/15 and 40/20.
+    assert ratio["estimate"] == pytest.approx(130 / 55) and 2.0 <= ratio["low"] <= 130 / 55 <= ratio["high"] <= 3.0
+
+
+def test_draws_of_one_question_are_resampled_together(saved_run, sdbench):
+    """Two draws of the same two questions are two clusters, and not four independent pairs: the interval is that of the sums."""
+    decode = [fidelity("decode", one, 1.0, 10) for one in "xy"]
+    rows = [
+        [*(fidelity("teacher-forced", one, kl, 10) for one, kl in zip("xy", kls, strict=True)), *decode] for kls in ((1.0, 3.0), (3.0, 9.0))
+    ]
+    for seed, (name, part) in enumerate(zip("ab", rows, strict=True)):
+        saved_run(name, "e2e", ARGUMENTS | {"seed": seed}, part)
+    ratio = json.loads(sdbench("pool", "a", "b", "--json").out)["rows"][1]["control_ratio"]
+    # Both clusters alike, x alone, y alone: (4 + 12) / 4, 8 / 4, 24 / 4.
+    assert ratio == {"estimate": 4.0, "low": 2.0, "high": 6.0}
+
+
+def test_patterns_and_methods_are_lines_of_their_own(draws, saved_run, sdbench):
+    saved_run("c", "e2e", ARGUMENTS | {"seed": 0, "pattern": "16:32"}, FIRST)
+    out = sdbench("pool", "a", "b", "c").out
+    lines = [line.split() for line in out.splitlines() if line.startswith((" 2:4", " 16:32"))]
+    assert [line[:5] for line in lines] == [
+        ["2:4", "wanda", "dense", "teacher-forced", "2"], ["2:4", "wanda", "dense", "decode", "2"],
+        ["16:32", "wanda", "dense", "teacher-forced", "1"], ["16:32", "wanda", "dense", "decode", "1"],
+    ]  # fmt: skip
+    assert "| 2:4 | wanda | dense | decode | 2 | 3 | 0.7857 |" in sdbench("pool", "a", "b", "--format", "markdown").out
+    assert sdbench("pool", "a", "--format", "csv").out.splitlines()[0].startswith('"pattern","method","prefill","arm"')
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 0}, "c and a are one draw: 2:4, wanda, seed 0; give each once"),
+        ({"seed": 2, "model": "other"}, "c has --model other and a demo: pooled runs may differ in calib, method, pattern, seed alone"),
+        ({"seed": 2, "validation_examples": 3}, "c has --validation-examples 3 and a 2: pooled runs"),
+    ],
+)
+def test_runs_that_are_no_draws_of_one_comparison(draws, saved_run, sdbench, changes, message):
+    saved_run("c", "e2e", ARGUMENTS | changes, FIRST)
+    done = sdbench("pool", "a", "b", "c")
+    assert done.code == 2 and message in done.err and "Traceback" not in done.err
+
+
+def test_other_runs_are_refused(draws, saved_run, sdbench):
+    saved_run("k", "kernels", {"pattern": ["2:4"]})
+    saved_run("cut", "e2e", ARGUMENTS | {"seed": 3}, FIRST, outcome="interrupted")
+    saved_run("none", "e2e", ARGUMENTS | {"seed": 4})
+    assert (lambda done: (done.code, "'sdbench kernels'" in done.err))(sdbench("pool", "k")) == (2, True)
+    assert (lambda done: (done.code, "not a complete run (interrupted)" in done.err))(sdbench("pool", "a", "cut")) == (1, True)
+    assert (lambda done: (done.code, "no fidelity rows" in done.err))(sdbench("pool", "a", "none")) == (5, True)
