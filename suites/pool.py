@@ -84,8 +84,8 @@ def report(rows: Sequence[Row], runs: Sequence[SavedRun]) -> Report:
     ]
     lines = [
         "KL: mean KL(dense || pruned) in nats over all positions of the dense model's own replies, all draws together; from-to: of single "
-        f"draws; x control: KL of {CONTROL} over that of the arm (above 1 the arm is closer), paired bootstrap over questions, each with all "
-        "of its draws"
+        f"draws; x control: KL of {CONTROL} over that of the arm (above 1 the arm is closer), paired bootstrap over questions, each with "
+        "all of its draws"
     ]
     document = {"schema": SCHEMA, "model": model, "runs": [str(run.path) for run in runs], "rows": list(rows)}
     return Report(f"{model}: fidelity over {len(runs)} runs", COLUMNS, cells, lines, document, rows)
