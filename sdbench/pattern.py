@@ -67,7 +67,7 @@ class Pattern:
         if in_features <= 0 or in_features % self.group:
             raise UsageError(
                 f"layer {layer}: in_features {in_features} is not a multiple of M={self.group} (pattern {self}); "
-                "choose a smaller group or leave the layer out with --ignore"
+                "choose a smaller group or leave the layer out"
             )
 
     def __str__(self) -> str:

@@ -74,6 +74,11 @@ class Finding:
     reason: str | None = None
 
     @property
+    def lost(self) -> bool:
+        """BASE measured it and NEW did not, though both are right: a run that lost its GPU compares nothing, and may not pass."""
+        return self.verdict == "no ratio" and self.figure in ("us", "tok/s") and self.base is not None and self.new is None
+
+    @property
     def label(self) -> str:
         """The key in one text."""
         parts = ["x".join(map(str, value)) if isinstance(value, list) else str(value) for value in self.key.values() if value is not None]
@@ -100,8 +105,8 @@ class Comparison:
 
     @property
     def regressions(self) -> list[Finding]:
-        """Findings that fail the comparison."""
-        return [finding for finding in self.findings if finding.verdict in REGRESSIONS]
+        """Findings that fail the comparison: a figure that NEW has lost among them."""
+        return [finding for finding in self.findings if finding.verdict in REGRESSIONS or finding.lost]
 
     def cells(self) -> list[list[str]]:
         """Cells of the table, a row a finding."""

@@ -83,6 +83,8 @@ def read_run(path: Path) -> SavedRun:
     except ValidationError as error:
         problem = error.errors()[0]["msg"]
         raise SdbenchError(f"{path / 'run.json'} is no {RUN_SCHEMA} record ({problem}); restore it or run again") from error
+    if record.outcome == "complete" and not (path / "rows.jsonl").exists():
+        raise SdbenchError(f"{path / 'run.json'} says complete, but {path / 'rows.jsonl'} is missing; restore it or run again")
     rows, samples = (read_jsonl(file) if file.exists() else [] for file in (path / "rows.jsonl", path / "samples.jsonl"))
     return SavedRun(path, record, rows, samples)
 

@@ -1,5 +1,6 @@
 """Options and steps that several commands share."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -20,7 +21,21 @@ DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
 
 def output_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """``--output DIR``."""
-    return click.option("--output", type=click.Path(path_type=Path), help=OUTPUT_HELP)(function)
+    return click.option("--output", type=click.Path(path_type=Path), callback=_named, help=OUTPUT_HELP)(function)
+
+
+def _named(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    # An empty text, as of an unset shell variable, is the path of the current folder.
+    if path is not None and str(path) == ".":
+        raise click.BadParameter("is empty, or the current folder; name a folder of its own")
+    return path
+
+
+def seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Refuses what no comparison with a limit refuses: NaN."""
+    if math.isnan(value):
+        raise click.BadParameter("is no number of seconds")
+    return value
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from sdbench.cli.printing import print_report
 if TYPE_CHECKING:
     from sdbench.suites.runs import Report
 
+RUN_FILES = ("run.json", "rows.jsonl", "samples.jsonl")
 ONE_RUN = ("csv", "json")
 """Formats in which two runs would make a file that nothing reads."""
 
@@ -34,8 +35,8 @@ def command(
 ) -> None:
     """Show runs again: tables, sums and notes from their run directories.
 
-    RUN is a folder that --output of e2e, kernels or tune wrote. Above each table stands what ran where, at which commit, and how it ended;
-    a run that failed, was interrupted or is still going on is shown as far as it got, and says so. Nothing is measured.
+    RUN is a folder that --output of e2e, kernels, tune or decode wrote. Above each table stands what ran where, at which commit, and how it
+    ended; a run that failed, was interrupted or is still going on is shown as far as it got, and says so. Nothing is measured.
 
     \b
     sdbench report run
@@ -52,6 +53,8 @@ def command(
         raise UsageError(f"--format {form} holds one run, and {len(runs)} are given; call it once for each")
     saved = [read_run(path) for path in runs]
     reports = [render(run) for run in saved]
+    if output and any(output.absolute().parent == path.absolute() and output.name in RUN_FILES for path in runs):
+        raise UsageError(f"--output {output} is a file of the run itself; name another")
     if output and output.exists() and not force:
         raise UsageError(f"--output {output} is there already; --force replaces it")
     if plot:

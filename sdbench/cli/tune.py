@@ -6,7 +6,7 @@ from typing import Literal
 
 import rich_click as click
 
-from sdbench.cli.options import device_option, json_option, output_option, products_options, run_directory
+from sdbench.cli.options import device_option, json_option, output_option, products_options, run_directory, seconds
 from sdbench.cli.printing import print_report
 
 NO_GPU = "tuning times configs, which takes a CUDA GPU; 'sdbench kernels' checks the default configs without one"
@@ -25,6 +25,7 @@ NO_GPU = "tuning times configs, which takes a CUDA GPU; 'sdbench kernels' checks
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
+    callback=seconds,
     default=30,
     show_default=True,
     help="Seconds that a config may take once it is compiled; one that takes longer is recorded and its process ended.",

@@ -137,6 +137,11 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
     done = {_key(row): row for row in (directory.rows if directory else []) if row["record"] == "decode"}
     ways = _ways(options)
     loaded: LoadedModel | None = None
+    kept = sum(_way_key(way) in done for way in ways)
+    if kept:
+        progress.note(f"{kept} of {len(ways)} rows kept from an earlier attempt; choose another --output to measure them again")
+    if options.device.type != "cuda":
+        progress.note("no GPU: int8 weights, CUDA graphs and torch.compile are left out")
     with progress.task("decode", len(ways)) as task:
         for arm in dict.fromkeys(way.arm for way in ways):
             ours = [way for way in ways if way.arm == arm]
@@ -144,7 +149,9 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
             task.advance(len(ours) - len(missing))
             if not missing:
                 continue
-            loaded = loaded or load_model(options.spec, options.device, options.dtype, progress.note)
+            if loaded is None:
+                loaded = load_model(options.spec, options.device, options.dtype, progress.note)
+                _require_positions(options, loaded)
             with _pruned(arm, loaded, options) as packed:
                 for way in missing:
                     row = _measure(way, loaded, packed, options)
@@ -176,6 +183,16 @@ def _ways(options: DecodeOptions) -> list[_Way]:
     if options.device.type == "cuda":
         ways += [_Way(INT8, FUSED_INT8, context) for context in options.contexts]
     return ways + [_Way(str(pattern), fused, context) for pattern in options.patterns for context in options.contexts]
+
+
+def _require_positions(options: DecodeOptions, loaded: LoadedModel) -> None:
+    """Refuses a context that the model has no positions for, before any other is measured."""
+    limit = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    name = "tokens" if options.tokens >= options.warmup_tokens else "warmup-tokens"
+    most = max(options.tokens, options.warmup_tokens)
+    for context in options.contexts:
+        if limit is not None and context + most > limit:
+            raise UsageError(f"--context {context} and --{name} {most} exceed the {limit} positions of the model; ask for fewer")
 
 
 @contextmanager

@@ -114,6 +114,12 @@ def test_speedups_and_the_best_of_each_kind(sdbench, tmp_path):
     assert rows["linear"]["speedup"].items() >= {"linear": 1.0, "dense": 0.75}.items()
 
 
+def test_options_that_a_shell_or_a_comparison_lets_through(sdbench, tmp_path):
+    sdbench(*TWO, "--output", "").refuses(2, "is empty, or the current folder")
+    sdbench(*TWO, "--timeout", "nan").refuses(2, "is no number of seconds")
+    assert not list(tmp_path.iterdir())
+
+
 def test_slower_than_asked_for(sdbench, tmp_path):
     call = (*TWO, "--output", "run", "--min-speedup")
     untimed = sdbench(*call, 1.5)

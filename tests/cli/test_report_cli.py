@@ -321,15 +321,22 @@ class TestFormats:
     def test_a_file_that_is_there_is_not_replaced(self, sdbench, saved_run):
         folder = saved_run("run", "kernels", ASKED, ROWS)
         before = (folder / "rows.jsonl").read_bytes()
-        sdbench("report", "run", "--output", "run/rows.jsonl").refuses(2, "run/rows.jsonl is there already; --force replaces it")
+        sdbench("report", "run", "--output", "run/rows.jsonl", "--force").refuses(
+            2, "run/rows.jsonl is a file of the run itself; name another"
+        )
         assert (folder / "rows.jsonl").read_bytes() == before
         assert sdbench("report", "run", "--output", "a.md", "--format", "markdown").code == 0
+        sdbench("report", "run", "--output", "a.md").refuses(2, "a.md is there already; --force replaces it")
         assert sdbench("report", "run", "--output", "a.md", "--force").code == 0
         assert (folder.parent / "a.md").read_text() == sdbench("report", "run").out
         sdbench("report", "run", "--output", "none/a.md").refuses(1, "cannot write none/a.md: No such file")
 
 
 class TestBadInput:
+    def test_a_complete_run_without_its_rows(self, sdbench, saved_run):
+        (saved_run("run", "kernels", ASKED, ROWS) / "rows.jsonl").unlink()
+        sdbench("report", "run").refuses(1, "run/run.json says complete, but run/rows.jsonl is missing")
+
     def test_no_run_directory(self, sdbench, saved_run, tmp_path):
         (tmp_path / "empty").mkdir()
         for name in ("empty", "nowhere"):

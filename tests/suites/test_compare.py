@@ -142,6 +142,13 @@ def test_a_time_without_a_spread_is_its_own_spread() -> None:
     assert kernels(product({"p50": 10.0}), product({"p50": 11.0, "p20": None})).verdict == "slower"
 
 
+def test_a_figure_that_the_new_run_lost_fails() -> None:
+    comparison = compare(saved("base", "kernels", [product(10.0)]), saved("new", "kernels", [product(None)]), 0.05)
+    assert [(found.verdict, found.reason) for found in comparison.regressions] == [("no ratio", "no figure in NEW")]
+    gained = compare(saved("base", "kernels", [product(None)]), saved("new", "kernels", [product(10.0)]), 0.05)
+    assert [found.verdict for found in gained.findings] == ["no ratio"] and not gained.regressions
+
+
 def test_ways_to_decode_are_told_apart_by_path_and_context() -> None:
     def row(context: int, rates: tuple[float, ...], **changes: Any) -> dict[str, Any]:
         spread = dict(zip(("p20", "p50", "p80"), rates, strict=True))

@@ -89,9 +89,14 @@ def test_a_resumed_run_keeps_what_it_has(folder: Path, tmp_path: Path) -> None:
         assert run(wanted, directory, quiet()) == first
 
 
-def test_a_context_that_the_model_does_not_have(folder: Path) -> None:
-    with pytest.raises(UsageError, match="exceed the 256 positions"):
-        run(options(folder, contexts=(255,), baselines=False), None, quiet())
+def test_a_context_that_the_model_does_not_have(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[object] = []
+    monkeypatch.setattr(suite, "_measure", lambda *arguments: measured.append(arguments))
+    with pytest.raises(UsageError, match="--context 255 and --tokens 5 exceed the 256 positions"):
+        run(options(folder, contexts=(4, 255), baselines=False), None, quiet())
+    with pytest.raises(UsageError, match="--context 4 and --warmup-tokens 300 exceed the 256 positions"):
+        run(options(folder, contexts=(4,), warmup_tokens=300), None, quiet())
+    assert not measured
 
 
 @pytest.mark.parametrize(
