@@ -42,7 +42,7 @@ MODELS: dict[str, tuple[PretrainedConfig, torch.dtype, int]] = {
             vocab_size=1000, hidden_size=96, intermediate_size=200, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1
         ),
         torch.float32,
-        100,
+        32,
     ),
 }  # fmt: skip
 """Config, dtype and positions of the cache: many slices of it, and one."""
