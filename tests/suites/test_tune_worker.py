@@ -137,6 +137,8 @@ def test_no_process_outlives_the_run(ending: str, tmp_path: Path) -> None:
     """Ctrl-C goes to the whole foreground group, as a terminal sends it; a kill to the parent alone."""
     script = tmp_path / "hanging.py"
     script.write_text(HANGING.format(fakes=str(FAKES)))
+    # A shell starts background jobs with SIGINT ignored, and so the tests of a job in the background: a terminal does not.
+    script.write_text("import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + script.read_text())
     parent = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert parent.stdout is not None and parent.stderr is not None
     worker = int(parent.stdout.readline())
