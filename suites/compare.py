@@ -21,6 +21,9 @@ ALPHA = 0.05
 Verdict = Literal["broken", "worse", "slower", "only in BASE", "no ratio", "only in NEW", "better", "faster", "same"]
 """By severity. "broken" was correct before; "worse" and "better" are about answers; "no ratio" has its reason beside it."""
 
+Figure = Literal["us", "tok/s"]
+"""What tells how fast a row is."""
+
 REGRESSIONS: tuple[Verdict, ...] = ("broken", "worse", "slower")
 
 KEYS = {
@@ -184,14 +187,14 @@ def compare(base: SavedRun, new: SavedRun, fail_over: float) -> Comparison:
             for run in (base, new)
         )
         common += len(before.keys() & after.keys())
-        figure = "tok/s" if kind in ("arm", "decode") else "us"
+        figure: Figure = "tok/s" if "arm" in names else "us"
         for found, (key, _) in (before | after).items():
             if found not in after:
                 findings.append(Finding("only in BASE", key, figure, base=_outcome(before[found][1])))
             elif found not in before:
                 findings.append(Finding("only in NEW", key, figure, new=_outcome(after[found][1])))
             else:
-                findings += _of_row(key, before[found][1], after[found][1], base, new, fail_over)
+                findings += _of_row(key, figure, before[found][1], after[found][1], base, new, fail_over)
     if not common:
         raise SdbenchError(f"{base.path} and {new.path} have no row in common: nothing to compare", ExitCode.NOTHING_SELECTED)
     if base.record.outcome == "complete" != new.record.outcome:
@@ -201,20 +204,18 @@ def compare(base: SavedRun, new: SavedRun, fail_over: float) -> Comparison:
     return Comparison(base, new, fail_over, _warnings(base, new), findings)
 
 
-def _of_row(key: Row, before: Row, after: Row, base: SavedRun, new: SavedRun, fail_over: float) -> Iterator[Finding]:
+def _of_row(key: Row, figure: Figure, before: Row, after: Row, base: SavedRun, new: SavedRun, fail_over: float) -> Iterator[Finding]:
     outcomes = _outcome(before), _outcome(after)
     if outcomes != ("correct", "correct"):
         verdict: Verdict = "broken" if outcomes[0] == "correct" else "better" if outcomes[1] == "correct" else "no ratio"
         told = after.get("message") or after.get("us_reason")
         yield Finding("same" if outcomes[0] == outcomes[1] else verdict, key, "outcome", *outcomes, reason=told)
-    elif "arm" in key:
-        yield _speed(key, before, after, fail_over, "tok/s")
     else:
-        yield _speed(key, before, after, fail_over, "us")
+        yield _speed(key, before, after, fail_over, figure)
     if "method" in key:
-        for field, count, figure in (("match", "answer_match", "answer match"), ("eos", "eos", "EOS")):
+        for field, count, name in (("match", "answer_match", "answer match"), ("eos", "eos", "EOS")):
             if before.get(count) is not None or after.get(count) is not None:
-                yield _quality(key, field, figure, (before.get(count), after.get(count)), base, new)
+                yield _quality(key, field, name, (before.get(count), after.get(count)), base, new)
 
 
 def _outcome(row: Row) -> str:
@@ -223,7 +224,7 @@ def _outcome(row: Row) -> str:
     return str(row.get("outcome"))
 
 
-def _speed(key: Row, before: Row, after: Row, fail_over: float, figure: Literal["us", "tok/s"]) -> Finding:
+def _speed(key: Row, before: Row, after: Row, fail_over: float, figure: Figure) -> Finding:
     """Compares times, or rates as the times that they stand for."""
     (base, base_spread), (new, new_spread) = _median_and_spread(before, figure), _median_and_spread(after, figure)
     problems = [_problem(base, "BASE"), _problem(new, "NEW")]
@@ -246,12 +247,14 @@ def _speed(key: Row, before: Row, after: Row, fail_over: float, figure: Literal[
     return Finding(verdict, key, figure, base, new, base_spread, new_spread, base_time / new_time, reason)
 
 
-def _median_and_spread(row: Row, figure: str) -> tuple[float | None, tuple[float, float] | None]:
-    # An arm of e2e has its median and its spread apart; the others have both in one.
-    whole = row.get("us" if figure == "us" else "decode_rate")
-    spread = whole if isinstance(whole, dict) else row.get("decode_rate_spread")
+def _median_and_spread(row: Row, figure: Figure) -> tuple[float | None, tuple[float, float] | None]:
+    spread = row.get("us" if figure == "us" else "decode_rate")
+    if figure == "tok/s" and not isinstance(spread, dict):
+        # An arm of e2e has its median and its spread apart; the others have both in one.
+        apart = row.get("decode_rate_spread")
+        spread = (apart if isinstance(apart, dict) else {}) | {"p50": spread}
     spread = spread if isinstance(spread, dict) else {}
-    p50 = _number(spread.get("p50") if isinstance(whole, dict) else whole if figure == "tok/s" else None)
+    p50 = _number(spread.get("p50"))
     low, high = _number(spread.get("p20")), _number(spread.get("p80"))
     return p50, (low, high) if low and high and low > 0 else None
 

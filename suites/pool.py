@@ -1,13 +1,14 @@
 """Several draws of one comparison as one table, from the fidelity rows of ``e2e`` runs that differ in their seed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sdbench.errors import ExitCode, SdbenchError, UsageError
-from sdbench.suites.e2e.options import CONTROL
+from sdbench.suites.e2e.arms import CONTROL
+from sdbench.suites.e2e.tables import ratio_cells
 from sdbench.suites.runs import Report, SavedRun
-from sdbench.suites.statistics import ratio_of_means
+from sdbench.suites.statistics import mean_over_positions, ratio_of_means
 from sdbench.tables import Column
 
 SCHEMA = "sdbench.pool/1"
@@ -77,8 +78,7 @@ def report(rows: Sequence[Row], runs: Sequence[SavedRun]) -> Report:
             f"{row['kl']:.4f}",
             f"{min(row['kl_of_draws']):.4f}-{max(row['kl_of_draws']):.4f}",
             f"{row['agreement']:.1%}",
-            f"{row['control_ratio']['estimate']:.2f}" if row["control_ratio"] else "-",
-            "{low:.2f} to {high:.2f}".format(**row["control_ratio"]) if row["control_ratio"] else "-",
+            *ratio_cells(row["control_ratio"]),
         ]
         for row in rows
     ]
@@ -131,9 +131,9 @@ def _pooled(draws: Sequence[_Draw], prefill: str, arm: str) -> Row:
         "seeds": [draw.seed for draw in having],
         "questions": len({row["example"] for row in every}),
         "positions": sum(row["positions"] for row in every),
-        "kl": _mean(every, "kl"),
-        "kl_of_draws": [_mean(rows, "kl") for rows in each],
-        "agreement": _mean(every, "agreement"),
+        "kl": mean_over_positions(every, "kl"),
+        "kl_of_draws": [mean_over_positions(rows, "kl") for rows in each],
+        "agreement": mean_over_positions(every, "agreement"),
         "control_ratio": None if arm == CONTROL else _ratio(having, prefill, arm),
     }
 
@@ -150,8 +150,3 @@ def _ratio(draws: Sequence[_Draw], prefill: str, arm: str) -> dict[str, float] |
     questions = sorted(above)
     found = ratio_of_means([above[one] for one in questions], [below[one] for one in questions])
     return found.as_dict() if found else None
-
-
-def _mean(rows: Iterable[Row], name: str) -> float:
-    rows = list(rows)
-    return float(sum(row[name] * row["positions"] for row in rows) / sum(row["positions"] for row in rows))

@@ -1,7 +1,8 @@
 """Whether two arms of the same questions differ: a paired bootstrap of a ratio of means, and McNemar's exact test."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -24,6 +25,16 @@ class Interval:
     def as_dict(self) -> dict[str, float]:
         """The three figures by name."""
         return asdict(self)
+
+
+def over_positions(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """A figure of each row times the row's ``positions``: what a question weighs."""
+    return [row[name] * row["positions"] for row in rows]
+
+
+def mean_over_positions(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    """The mean of a figure over all positions of the rows, of which there is at least one."""
+    return sum(over_positions(rows, name)) / sum(row["positions"] for row in rows)
 
 
 def ratio_of_means(

@@ -137,6 +137,7 @@ def attention_kernel(
     HALF: tl.constexpr = SIZE // 2
     PER: tl.constexpr = HEADS // KV_HEADS
     ROWS: tl.constexpr = (HEADS + 2 * KV_HEADS) * SIZE
+    REPEATS: tl.constexpr = GROUP // PER_CEIL
     kv = tl.program_id(0)
     part = tl.program_id(1)
     if PDL:
@@ -164,6 +165,7 @@ def attention_kernel(
     bias_w1, bias_w2 = _halves(bias_ptr, at_w, HALF, BIAS)
     # The last slice is the shortest, so that the new position is no burden on the longest.
     newest = part == SLICES - 1
+    # The same as a block, which is what the interpreter takes as a mask.
     own = at_n * 0 + part == SLICES - 1
     if PDL:
         gdc_wait()
@@ -199,8 +201,9 @@ def attention_kernel(
         v1, v2 = _tile(values_ptr, at, end, SIZE, HALF)
         largest, weight, o1, o2 = _add_tile(largest, weight, o1, o2, q1, q2, k1, k2, v1, v2, at < end, SCALE)
     row = tl.arange(0, GROUP)
-    real = (row % (GROUP // PER_CEIL) == 0) & (row // (GROUP // PER_CEIL) < PER)
-    out = kv * PER + row // (GROUP // PER_CEIL)
+    # One of the rows that repeat a head; the heads that fill PER up to a power of two are none.
+    real = (row % REPEATS == 0) & (row // REPEATS < PER)
+    out = kv * PER + row // REPEATS
     column = half[None, :]
     if SLICES == 1:
         at_y = y_ptr + out[:, None] * SIZE + column

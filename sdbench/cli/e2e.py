@@ -113,8 +113,9 @@ def command(
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import strict_json, write_atomic
+    from sdbench.suites.e2e.arms import DENSE
     from sdbench.suites.e2e.data import load
-    from sdbench.suites.e2e.options import DENSE, E2EOptions
+    from sdbench.suites.e2e.options import E2EOptions
     from sdbench.suites.e2e.plot import save_plot
     from sdbench.suites.e2e.report import report, wrong_calls
     from sdbench.suites.e2e.suite import run

@@ -7,7 +7,7 @@ from typing import Literal
 
 import rich_click as click
 
-from sdbench.cli.options import device_option, json_option, output_option, products_options, run_directory, seconds
+from sdbench.cli.options import device_option, json_option, output_option, products_options, run_directory, timeout_option
 from sdbench.cli.printing import print_report
 
 
@@ -21,14 +21,7 @@ from sdbench.cli.printing import print_report
     show_default=True,
     help="Configs to search where the cache holds no choice: the default alone, about a dozen a variant, or all.",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=seconds,
-    default=30,
-    show_default=True,
-    help="Seconds a compiled config may take.",
-)
+@timeout_option("Seconds a compiled config may take.")
 @click.option("--no-cache", is_flag=True, help="Neither use the tuned configs of earlier runs nor keep this one's.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and inputs.")
 @device_option

@@ -31,8 +31,18 @@ def _named(context: click.Context, parameter: click.Parameter, path: Path | None
     return path
 
 
-def seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
-    """Refuses what no comparison with a limit refuses: NaN."""
+def timeout_option(help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--timeout`` of a config.
+
+    Args:
+        help: Its line of the help page.
+    """
+    seconds = click.FloatRange(min=0, min_open=True)
+    return click.option("--timeout", type=seconds, callback=_a_number, default=30, show_default=True, help=help)
+
+
+def _a_number(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    # No comparison with a limit refuses NaN.
     if math.isnan(value):
         raise click.BadParameter("is no number of seconds")
     return value

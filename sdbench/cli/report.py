@@ -12,7 +12,6 @@ from sdbench.cli.printing import print_report
 if TYPE_CHECKING:
     from sdbench.suites.runs import Report
 
-RUN_FILES = ("run.json", "rows.jsonl", "samples.jsonl")
 ONE_RUN = ("csv", "json")
 """Formats in which two runs would make a file that nothing reads."""
 
@@ -45,7 +44,7 @@ def command(
     sdbench report run --plot roofline.svg
     """
     from sdbench.errors import ExitCode, SdbenchError, UsageError
-    from sdbench.results import write_atomic
+    from sdbench.results import RUN_FILES, write_atomic
     from sdbench.suites.reports import render
     from sdbench.suites.runs import read_run
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import rich_click as click
 
-from sdbench.cli.options import device_option, json_option, output_option, products_options, run_directory, seconds
+from sdbench.cli.options import device_option, json_option, output_option, products_options, run_directory, timeout_option
 from sdbench.cli.printing import print_report
 
 NO_GPU = "tuning times configs, which takes a CUDA GPU; 'sdbench kernels' checks the default configs without one"
@@ -22,14 +22,7 @@ NO_GPU = "tuning times configs, which takes a CUDA GPU; 'sdbench kernels' checks
     show_default=True,
     help="none checks the default config alone and writes nothing; quick searches about a dozen configs a variant, full all of them.",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=seconds,
-    default=30,
-    show_default=True,
-    help="Seconds that a config may take once it is compiled; one that takes longer is recorded and its process ended.",
-)
+@timeout_option("Seconds that a config may take once it is compiled; one that takes longer is recorded and its process ended.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and inputs.")
 @click.option(
     "--export", "exported", type=click.Path(dir_okay=False, path_type=Path), help="Merge the choices into this file of configs that ship."

@@ -180,7 +180,7 @@ class EagerForward:
         self.fixed: dict[str, Any] = {"use_cache": True}
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
             self.fixed["logits_to_keep"] = 1
-        self.max_positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.max_positions = position_limit(model)
 
     def reset(self) -> None:
         """Starts with an empty cache."""
@@ -205,6 +205,12 @@ def broken_logits(token: int, prompt: int) -> SdbenchError:
     return SdbenchError(
         f"NaN or Inf in the logits of new token {token} of prompt {prompt}: the weights or the number type (try --dtype fp32) are broken"
     )
+
+
+def position_limit(model: Any) -> int | None:
+    """Positions that a transformers model was made for; None where its config names none."""
+    limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return limit
 
 
 def check_request(prompts: Sequence[Sequence[int]], max_new_tokens: int, limit: int | None) -> None:

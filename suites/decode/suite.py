@@ -15,7 +15,7 @@ from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
 from sdbench.engine.decoders import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH, Decoder, named
 from sdbench.engine.fused import FusedDecoder
-from sdbench.engine.greedy import clock
+from sdbench.engine.greedy import clock, position_limit
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels.read import read_bandwidth
@@ -87,6 +87,11 @@ class DecodeOptions:
                 raise UsageError(f"--{name} is {value}; it must be at least {least}")
         if self.profiled and self.device.type != "cuda":
             raise UsageError("--profile needs a GPU, whose kernels it counts; leave it out")
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest reply, warm-up included."""
+        return max(self.tokens, self.warmup_tokens)
 
     def arguments(self) -> dict[str, Any]:
         """Every option that changes a result, for the run directory."""
@@ -187,12 +192,11 @@ def _ways(options: DecodeOptions) -> list[_Way]:
 
 def _require_positions(options: DecodeOptions, loaded: LoadedModel) -> None:
     """Refuses a context that the model has no positions for, before any other is measured."""
-    limit = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    limit = position_limit(loaded.model)
     name = "tokens" if options.tokens >= options.warmup_tokens else "warmup-tokens"
-    most = max(options.tokens, options.warmup_tokens)
     for context in options.contexts:
-        if limit is not None and context + most > limit:
-            raise UsageError(f"--context {context} and --{name} {most} exceed the {limit} positions of the model; ask for fewer")
+        if limit is not None and context + options.longest > limit:
+            raise UsageError(f"--context {context} and --{name} {options.longest} exceed the {limit} positions of the model; ask for fewer")
 
 
 @contextmanager
@@ -214,7 +218,7 @@ def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear],
     row: Row = {"arm": way.arm, "path": way.path, "context": way.context, "tokens": options.tokens, "outcome": "correct"}
     row |= dict.fromkeys(_FIGURES)
     device = options.device
-    length = way.context + max(options.tokens, options.warmup_tokens)
+    length = way.context + options.longest
     generator = torch.Generator().manual_seed(options.seed)
     prompt = torch.randint(0, loaded.model.config.get_text_config().vocab_size, (way.context,), generator=generator).tolist()
     # What torch.compile made for an earlier way is in reference cycles.

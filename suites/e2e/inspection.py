@@ -14,11 +14,12 @@ from sdbench.calibrate.sources import CalibrationText, make_text
 from sdbench.models import LoadedModel
 from sdbench.packing import PackedWeight
 from sdbench.progress import Progress
+from sdbench.suites.e2e.arms import CONTROL, DENSE, Arm
 from sdbench.suites.e2e.data import Question
 from sdbench.suites.e2e.judge import Journal
-from sdbench.suites.e2e.options import CONTROL, DENSE, Arm, E2EOptions
+from sdbench.suites.e2e.options import E2EOptions
 from sdbench.suites.fidelity import compare, reply_logits
-from sdbench.suites.statistics import Interval, ratio_of_means
+from sdbench.suites.statistics import Interval, mean_over_positions, over_positions, ratio_of_means
 
 TOP = 64
 """Directions of the decode Hessian that a layer's discrepancy is taken over."""
@@ -122,14 +123,14 @@ class Inspector:
         reason: str | None = f"this arm is the control ({CONTROL})" if arm.name == CONTROL else f"no {CONTROL} arm in this run"
         if control and arm.name != CONTROL:
             # Each question weighs by its positions, which are the same in both arms.
-            ratio = ratio_of_means(_sums(control), _sums(rows), seed=self.options.seed)
+            ratio = ratio_of_means(over_positions(control, "kl"), over_positions(rows, "kl"), seed=self.options.seed)
             reason = None if ratio else "an interval takes two questions, and a KL above 0"
         divergences = [row["first_divergence"] for row in rows if row["first_divergence"] is not None]
         return {
             "questions": len(rows),
             "positions": positions,
-            "kl": sum(_sums(rows)) / positions,
-            "agreement": sum(row["agreement"] * row["positions"] for row in rows) / positions,
+            "kl": mean_over_positions(rows, "kl"),
+            "agreement": mean_over_positions(rows, "agreement"),
             "diverged": len(divergences),
             "first_divergence": median(divergences) if divergences else None,
             "control_ratio": ratio.as_dict() if ratio else None,
@@ -182,10 +183,6 @@ class Inspector:
     def _add_layer(self, row: dict[str, Any]) -> None:
         self.layers.append(row)
         self.journal.add_row({"record": "layer", **row})
-
-
-def _sums(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    return [row["kl"] * row["positions"] for row in rows]
 
 
 def _quantile(values: Tensor, share: float) -> float:

@@ -17,28 +17,9 @@ from sdbench.errors import UsageError
 from sdbench.models import ModelSpec
 from sdbench.pattern import Pattern
 from sdbench.suites.data import read_manifest, sha256_of
-
-CONTROL = "teacher-forced"
-"""Fixed-text calibration: the arm that every chosen source is compared with."""
-
-DENSE = "dense"
+from sdbench.suites.e2e.arms import CONTROL, DENSE, Arm
 
 Fidelity = Literal["no", "also", "only"]
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One row of the result.
-
-    Attributes:
-        name: ``dense``, a calibration source, or a method that needs none.
-        source: Calibration source; None where there is nothing to calibrate.
-        pruned: Whether the linears are pruned and packed.
-    """
-
-    name: str
-    source: str | None
-    pruned: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,12 +22,13 @@ from sdbench.packing import PackedWeight, pack
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.e2e import data
+from sdbench.suites.e2e.arms import CONTROL, Arm
 from sdbench.suites.e2e.calibration import calibrate, prune
 from sdbench.suites.e2e.ceiling import ceiling, step_bytes
 from sdbench.suites.e2e.data import Examples, Question
 from sdbench.suites.e2e.inspection import Inspector
 from sdbench.suites.e2e.judge import Contender, Journal, answer_runs, rate_runs
-from sdbench.suites.e2e.options import CONTROL, Arm, E2EOptions
+from sdbench.suites.e2e.options import E2EOptions
 from sdbench.suites.e2e.report import ONLY_FIDELITY
 from sdbench.suites.metrics import speedup
 from sdbench.suites.statistics import mcnemar
@@ -134,6 +135,7 @@ class _Runner:
         return row
 
     def _timed(self, arm: Arm, packed: Mapping[str, PackedLinear], samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        # An earlier decoder may be in reference cycles, and would count as this one's memory.
         gc.collect()
         # A cache of its own, as long as the timed run needs: a step reads all of a static cache, whatever answers may need.
         decoder, path, path_reason = self._decoder(packed, self.questions[:1], self.options.equal_tokens, self.options.warmup_tokens)

@@ -1,6 +1,6 @@
 """Tables of a run beside its arms: fidelity to the dense replies, and what calibration misses and pruning costs by kind of layer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -43,8 +43,7 @@ def fidelity_table(arms: Sequence[Row]) -> Table | None:
             f"{found['agreement']:.1%}",
             f"{found['diverged']}/{found['questions']}",
             _figure(found["first_divergence"], "g"),
-            _figure((found["control_ratio"] or {}).get("estimate"), ".2f"),
-            "{low:.2f} to {high:.2f}".format(**found["control_ratio"]) if found["control_ratio"] else "-",
+            *ratio_cells(found["control_ratio"]),
         ]
         for arm in arms
         for prefill, found in (arm.get("fidelity") or {}).items()
@@ -54,6 +53,11 @@ def fidelity_table(arms: Sequence[Row]) -> Table | None:
         "other token; x control: KL of the control over that of the arm (above 1 the arm is closer), paired bootstrap over questions",
     )
     return Table("fidelity to the dense model's own replies", FIDELITY, cells, lines) if cells else None
+
+
+def ratio_cells(ratio: Mapping[str, float] | None) -> tuple[str, str]:
+    """A ratio to the control and its interval."""
+    return (f"{ratio['estimate']:.2f}", f"{ratio['low']:.2f} to {ratio['high']:.2f}") if ratio else ("-", "-")
 
 
 def layer_table(layers: Sequence[Row]) -> Table | None:

@@ -145,6 +145,7 @@ class Sums:
 
     Attributes:
         pattern: N:M of the sparse sum.
+        shapes: How many there are.
         sparse: The fastest correct SpMV variants, y finished.
         partial: The fastest that leave their partial sums to a consumer; None where a shape has none.
         linear: ``F.linear``.
@@ -153,6 +154,7 @@ class Sums:
     """
 
     pattern: str
+    shapes: int
     sparse: float
     partial: float | None
     linear: float
@@ -176,17 +178,16 @@ def sums(rows: Sequence[Row]) -> list[Sums]:
         sparse = _sum_of_best([row for row in timed if (row["kernel"], row["pattern"]) == ("spmv", pattern)], shapes)
         partial = _sum_of_best([row for row in timed if (row["kernel"], row["pattern"]) == ("spmv_partial", pattern)], shapes)
         if sparse and linear and dense:
-            found.append(Sums(pattern, sparse, partial, linear, dense, quantized))
+            found.append(Sums(pattern, len(shapes), sparse, partial, linear, dense, quantized))
     return found
 
 
 def headline(rows: Sequence[Row]) -> list[str]:
     """For each pattern the sum over the shapes against both dense baselines, and the sums of int8 and fp8; empty without timings."""
     lines = []
-    # A run that ended early may lack shapes: a sum says how many it has.
-    count = len({tuple(row["of_shape"]) for row in rows})
-    shapes = f"{count} shapes" if count > 1 else "1 shape"
     for s in sums(rows):
+        # A run that ended early may lack shapes: a sum says how many it has.
+        shapes = f"{s.shapes} shapes" if s.shapes > 1 else "1 shape"
         quantized = "".join(f", {name} sum {total:.1f} us" for name, total in s.quantized.items())
         lines.append(f"{s.pattern}: sum of {shapes} {_against(s.sparse, s)}{quantized}")
         if s.partial:

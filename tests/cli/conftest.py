@@ -1,6 +1,7 @@
 """The command line in-process, and tiny checkpoints to call it with."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -105,3 +106,18 @@ def saved_run(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@pytest.fixture
+def heavy_imports() -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Calls a command in a process of its own, whose stderr ends with the list of slow packages that it imported."""
+
+    def call(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        code = (
+            "import atexit, sys; from sdbench.cli import main; "
+            "atexit.register(lambda: print([name for name in ('torch', 'triton') if name in sys.modules], file=sys.stderr)); "
+            f"sys.argv = {['sdbench', *arguments]!r}; main()"
+        )
+        return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+
+    return call

@@ -1,8 +1,6 @@
 """``sdbench report`` as a user calls it: on runs of the commands themselves, and on hand-made run directories."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -356,12 +354,7 @@ class TestBadInput:
         )
 
 
-def test_a_report_needs_no_torch(saved_run) -> None:
+def test_a_report_needs_no_torch(saved_run, heavy_imports) -> None:
     folder = saved_run("run", "kernels", ASKED, ROWS)
-    code = (
-        "import atexit, sys; from sdbench.cli import main; "
-        "atexit.register(lambda: print([name for name in ('torch', 'triton') if name in sys.modules], file=sys.stderr)); "
-        "sys.argv = ['sdbench', 'report', 'run']; main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder.parent, capture_output=True, text=True, check=False)
+    done = heavy_imports(folder.parent, "report", "run")
     assert (done.returncode, done.stderr) == (0, "[]\n") and SUMS in done.stdout

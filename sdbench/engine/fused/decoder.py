@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from sdbench.engine.fused.plan import Unfusable, plan
 from sdbench.engine.fused.step import FusedStep
-from sdbench.engine.greedy import Reply, broken_logits, cache_keyword, check_request, clock
+from sdbench.engine.greedy import Reply, broken_logits, cache_keyword, check_request, clock, position_limit
 from sdbench.engine.phase import phase
 from sdbench.timing import relative_error
 
@@ -65,8 +65,7 @@ class FusedDecoder:
 
     def __init__(self, model: Any, max_positions: int, *, quantized: str | None = None, capture: bool = True, verify: bool = True):
         self.model = model
-        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or max_positions
-        self.max_positions = min(max_positions, limit)
+        self.max_positions = min(max_positions, position_limit(model) or max_positions)
         self.step = FusedStep(plan(model), self.max_positions, self.max_positions, quantized=quantized)
         self.captured: Capture | None = None
         self.calls = 0
