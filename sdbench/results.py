@@ -25,9 +25,6 @@ from sdbench.errors import SdbenchError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-RUN_FILES = ("run.json", "rows.jsonl", "samples.jsonl")
-"""What a run directory is made of: the run itself, and nothing that can be written again from it."""
-
 RUN_SCHEMA: Literal["sdbench.run/1"] = "sdbench.run/1"
 PACKAGES = ("torch", "triton", "transformers")
 """Distributions whose versions a run records beside Python's."""

@@ -14,6 +14,9 @@ from sdbench.tables import Column, to_markdown
 
 Row = dict[str, Any]
 
+RUN_FILES = ("run.json", "rows.jsonl", "samples.jsonl")
+"""What a run directory is made of: the run itself, and nothing that can be written again from it."""
+
 SPREADS = ("us", "speedup", "decode_rate_spread")
 """Fields that may hold several figures."""
 

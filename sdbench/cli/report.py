@@ -44,9 +44,9 @@ def command(
     sdbench report run --plot roofline.svg
     """
     from sdbench.errors import ExitCode, SdbenchError, UsageError
-    from sdbench.results import RUN_FILES, write_atomic
+    from sdbench.results import write_atomic
     from sdbench.suites.reports import render
-    from sdbench.suites.runs import read_run
+    from sdbench.suites.runs import RUN_FILES, read_run
 
     if len(runs) > 1 and form in ONE_RUN:
         raise UsageError(f"--format {form} holds one run, and {len(runs)} are given; call it once for each")
