@@ -13,7 +13,7 @@ from sdbench.results import read_jsonl
 
 RESULTS = Path(__file__).parents[2] / "results"
 COMMITTED = sorted(file.parent for file in RESULTS.glob("*/*/*/run.json") if file.parts[-4] != "local")
-KERNELS = RESULTS / "nvidia-h200/kernels/qwen3-4b"
+KERNELS = RESULTS / "nvidia-h200/kernels/five-patterns"
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)

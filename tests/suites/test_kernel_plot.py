@@ -10,7 +10,7 @@ from sdbench.suites.kernels.plot import ROOFLINE, draw, save_plot
 
 pytest.importorskip("matplotlib")
 
-RUN = Path(__file__).parents[2] / "results/nvidia-h200/kernels/qwen3-4b/rows.jsonl"
+RUN = Path(__file__).parents[2] / "results/nvidia-h200/kernels/five-patterns/rows.jsonl"
 
 
 @pytest.fixture
