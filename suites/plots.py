@@ -29,7 +29,7 @@ def style() -> Iterator[None]:
     """How a plot looks. A ``$`` in a name stays one, and a sign that the plot's font lacks is left to whatever shows the text."""
     import matplotlib
 
-    settings: dict[str, Any] = {
+    settings: Any = {
         "text.parse_math": False,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -44,7 +44,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def looks(names: Iterable[str]) -> dict[str, dict[str, str]]:
+def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """A colour and a marker for each name, in order; no series hangs on its colour alone."""
     return {
         name: {"color": colour, "marker": marker}

@@ -29,7 +29,7 @@ ONE_RUN = ("csv", "json")
 @click.option("--output", type=click.Path(path_type=Path), help="Write to this file.  [default: standard output]")
 @click.option("--force", is_flag=True, help="Replace the --output or --html file if it is there.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw the kernel run's time over bytes read; .png, .svg or .pdf.")
-@click.option("--html", type=click.Path(path_type=Path), help="Also write one page with tables, plots and what was run; it needs nothing else.")
+@click.option("--html", type=click.Path(path_type=Path), help="Also write one self-contained page: tables, plots and what was run.")
 def command(
     runs: tuple[Path, ...],
     form: Literal["text", "markdown", "csv", "json"],

@@ -178,11 +178,12 @@ def _scale_divergence(axes: "Axes", divergence: Mapping[tuple[str, str], Span]) 
 
 
 def _rate(arm: Row) -> Span:
-    spread = arm.get("decode_rate_spread") or {}
-    return arm["decode_rate"], spread.get("p20", arm["decode_rate"]), spread.get("p80", arm["decode_rate"])
+    rate = float(arm["decode_rate"])
+    spread = arm.get("decode_rate_spread") or {"p20": rate, "p80": rate}
+    return rate, spread["p20"], spread["p80"]
 
 
-def _point(axes: "Axes", label: str, across: Span, up: Span, look: Mapping[str, str], hollow: bool = False) -> None:
+def _point(axes: "Axes", label: str, across: Span, up: Span, look: Mapping[str, Any], hollow: bool = False) -> None:
     (x, left, right), (y, bottom, top) = across, up
     axes.hlines(y, left, right, color=look["color"], linewidth=1)
     axes.vlines(x, bottom, top, color=look["color"], linewidth=1)

@@ -41,9 +41,9 @@ def _of_kernels(run: SavedRun, report: Report) -> list[Drawing]:
     return [
         Drawing(
             "Time over bytes",
-            "Each point is the fastest right kernel of its kind on one matrix: median microseconds over the bytes that a call reads. The dashed "
-            "line is reading that many bytes alone, measured in this run; on it, a kernel is as fast as memory allows. Grey lines join "
-            "the kernels of one matrix.",
+            "Each point is the fastest right kernel of its kind on one matrix: median microseconds over the bytes that a call reads. The "
+            "dashed line is reading that many bytes alone, measured in this run; on it, a kernel is as fast as memory allows. Grey lines "
+            "join the kernels of one matrix.",
             kernels.draw(rows, run.place),
             _reasons(rows, "us_reason") or "no row has a timing",
         )

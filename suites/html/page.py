@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from sdbench import __version__
 from sdbench.errors import SdbenchError
 from sdbench.results import strict_json
-from sdbench.suites.html.figures import drawings
+from sdbench.suites.html.figures import Drawing, drawings
 from sdbench.suites.html.replies import Question, replies
 from sdbench.suites.html.svg import inline_svg
 from sdbench.suites.html.tiles import Tile, tiles
@@ -124,17 +124,28 @@ def verbatim(value: Any) -> Any:
 
 def _section(anchor: str, run: SavedRun, report: Report) -> Section:
     try:
-        plots = [
-            Plot(one.title, one.caption, one.figure and Markup(inline_svg(one.figure, f"{anchor}-{number}", one.title)), one.reason)
-            for number, one in enumerate(drawings(run, report), start=1)
-        ]
+        plots = [_plot(f"{anchor}-{number}", one) for number, one in enumerate(drawings(run, report), start=1)]
         headline = tiles(run.record.command, report)
     except (KeyError, TypeError) as error:
         raise SdbenchError(f"{run.path}: rows that cannot be drawn ({type(error).__name__}: {error})") from error
-    first = Table(report.title, report.columns, report.cells, report.lines)
-    # By what stands around the figures: a profile of every arm and context is a table each.
-    tables = [list(alike) for _, alike in groupby([first, *report.more], key=lambda table: (tuple(table.columns), tuple(table.lines)))]
-    return Section(anchor, run, report, tables, headline, plots, _missing(report.records, NAMES[run.record.command]), replies(run), _facts(run))
+    tables = [Table(report.title, report.columns, report.cells, report.lines), *report.more]
+    return Section(
+        anchor=anchor,
+        run=run,
+        report=report,
+        # By what stands around the figures: a profile of every arm and context is a table each.
+        tables=[list(alike) for _, alike in groupby(tables, key=lambda table: (tuple(table.columns), tuple(table.lines)))],
+        tiles=headline,
+        plots=plots,
+        missing=_missing(report.records, NAMES[run.record.command]),
+        questions=replies(run),
+        facts=_facts(run),
+    )
+
+
+def _plot(name: str, drawing: Drawing) -> Plot:
+    svg = Markup(inline_svg(drawing.figure, name, drawing.title)) if drawing.figure else None
+    return Plot(drawing.title, drawing.caption, svg, drawing.reason)
 
 
 def _missing(records: Sequence[Row], names: Sequence[str]) -> list[Missing]:

@@ -1,10 +1,12 @@
-"""A matplotlib figure as SVG inside a page: text stays text, colours are the page's, and a point tells its figures to who hovers over it."""
+"""A matplotlib figure as SVG inside a page: text stays text, colours are the page's, and points tell their figures under the pointer."""
 
 import io
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
+
+import numpy as np
 
 from sdbench.suites import plots
 
@@ -36,8 +38,8 @@ def inline_svg(figure: "Figure", name: str, label: str) -> str:
     import matplotlib
     from matplotlib.text import Text
 
-    for text in figure.findobj(Text):
-        text.set_text(_NO_XML.sub("\ufffd", text.get_text()))  # type: ignore[attr-defined]
+    for artist in figure.findobj(Text):
+        artist.set_text(_NO_XML.sub("\ufffd", artist.get_text()))
     told = dict(_points(figure))
     file = io.StringIO()
     with plots.style(), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
@@ -66,7 +68,7 @@ def _points(figure: "Figure") -> Iterator[tuple[str, list[str]]]:
             label = str(line.get_label())
             if not label.startswith("_") and line.get_marker() not in ("None", None):
                 line.set_gid(f"points-{id(line)}")
-                points = zip(line.get_xdata(), line.get_ydata(), strict=True)  # type: ignore[arg-type]
+                points = np.column_stack([line.get_xdata(), line.get_ydata()]).tolist()
                 yield f"points-{id(line)}", [_told(label, across, x, up, y) for x, y in points]
         ticks = [tick.get_text() for tick in axes.get_yticklabels()]
         for bars in axes.containers:
@@ -81,8 +83,7 @@ def _told(label: str, across: str, x: float, up: str, y: float) -> str:
 
 def _marks(group: ElementTree.Element) -> list[ElementTree.Element]:
     """The markers of a line, or the shape of a bar."""
-    uses = [element for element in group.iter(f"{{{_SVG}}}use")]
-    return uses or group.findall(f"{{{_SVG}}}path")
+    return list(group.iter(f"{{{_SVG}}}use")) or group.findall(f"{{{_SVG}}}path")
 
 
 def _rewritten(key: str, value: str, name: str) -> str:

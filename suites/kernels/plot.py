@@ -55,7 +55,7 @@ def draw(rows: Sequence[Row], gpu: str) -> "Figure | None":
         )
     for one, colour in zip(series, cycle(plots.SERIES), strict=False):
         fill = colour if one.filled else "none"
-        look = {"color": colour, "markersize": one.size, "markerfacecolor": fill, "markeredgewidth": 1.5}
+        look: dict[str, Any] = {"color": colour, "markersize": one.size, "markerfacecolor": fill, "markeredgewidth": 1.5}
         axes.plot(*_points(one.rows), one.marker, label=one.label, **look)
     plots.legend_below(figure)
     return figure
