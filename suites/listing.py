@@ -18,11 +18,11 @@ MARKS = ("run.json", "rows.jsonl")
 COLUMNS = (
     Column("run", key=True),
     Column("suite"),
-    Column("model"),
     Column("outcome"),
-    Column("when", figure=True),
     Column("rows", figure=True),
     Column("attempts", figure=True),
+    Column("when", figure=True),
+    Column("model"),
 )
 
 
@@ -50,10 +50,10 @@ def report(folder: Path, rows: Sequence[Row]) -> Report:
         [
             str(Path(row["run"]).relative_to(folder)),
             row["suite"] or "-",
-            row["model"] or "-",
             row["outcome"],
-            row["when"][:16].replace("T", " ") if row["when"] else "-",
             *("-" if row[name] is None else str(row[name]) for name in ("rows", "attempts")),
+            row["when"][:16].replace("T", " ") if row["when"] else "-",
+            row["model"] or "-",
         ]
         for row in rows
     ]

@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Iterator
+from itertools import count
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
@@ -39,7 +40,7 @@ def inline_svg(figure: "Figure", name: str, label: str) -> str:
     from matplotlib.text import Text
 
     for artist in figure.findobj(Text):
-        artist.set_text(_NO_XML.sub("\ufffd", artist.get_text()))
+        artist.set_text(_plain(artist.get_text()))
     told = dict(_points(figure))
     file = io.StringIO()
     with plots.style(), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
@@ -47,14 +48,18 @@ def inline_svg(figure: "Figure", name: str, label: str) -> str:
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
     root = ElementTree.fromstring(file.getvalue().encode())
-    for metadata in root.findall(f"{{{_SVG}}}metadata"):
-        root.remove(metadata)
+    # The date and the maker, and a style that the page's own has.
+    for extra in [
+        *root.findall(f"{{{_SVG}}}metadata"),
+        *(one for one in root.findall(f"{{{_SVG}}}defs") if one.find(f"{{{_SVG}}}style") is not None),
+    ]:
+        root.remove(extra)
     width = float(root.attrib.pop("width").removesuffix("pt")) * 4 / 3
     del root.attrib["height"], root.attrib["version"]
-    root.attrib |= {"role": "img", "aria-label": _NO_XML.sub("\ufffd", label), "style": f"max-width: {width:.0f}px"}
+    root.attrib |= {"role": "img", "aria-label": _plain(label), "style": f"max-width: {width:.0f}px"}
     for group in root.iter(f"{{{_SVG}}}g"):
         for mark, text in zip(_marks(group), told.get(group.get("id", ""), []), strict=False):
-            ElementTree.SubElement(mark, f"{{{_SVG}}}title").text = _NO_XML.sub("\ufffd", text)
+            ElementTree.SubElement(mark, f"{{{_SVG}}}title").text = _plain(text)
     for element in root.iter():
         element.attrib |= {key: _rewritten(key, value, name) for key, value in element.attrib.items()}
     return ElementTree.tostring(root, encoding="unicode")
@@ -62,23 +67,29 @@ def inline_svg(figure: "Figure", name: str, label: str) -> str:
 
 def _points(figure: "Figure") -> Iterator[tuple[str, list[str]]]:
     """By the id that each artist is given here: the figures of its points."""
+    ids = map("points-{}".format, count())
     for axes in figure.axes:
         across, up = axes.get_xlabel(), axes.get_ylabel()
         for line in axes.get_lines():
             label = str(line.get_label())
             if not label.startswith("_") and line.get_marker() not in ("None", None):
-                line.set_gid(f"points-{id(line)}")
                 points = np.column_stack([line.get_xdata(), line.get_ydata()]).tolist()
-                yield f"points-{id(line)}", [_told(label, across, x, up, y) for x, y in points]
+                line.set_gid(name := next(ids))
+                yield name, [_told(label, across, x, up, y) for x, y in points]
         ticks = [tick.get_text() for tick in axes.get_yticklabels()]
         for bars in axes.containers:
             for bar, tick in zip(bars.patches, ticks, strict=False):  # type: ignore[attr-defined]
-                bar.set_gid(f"points-{id(bar)}")
-                yield f"points-{id(bar)}", [f"{tick}: {bars.get_label()}\n{across}: {bar.get_width():.6g}"]
+                bar.set_gid(name := next(ids))
+                yield name, [f"{tick}: {bars.get_label()}\n{across}: {bar.get_width():.6g}"]
 
 
 def _told(label: str, across: str, x: float, up: str, y: float) -> str:
     return "\n".join([label, f"{across}: {x:.6g}", *([f"{up}: {y:.6g}"] if up else [])])
+
+
+def _plain(text: str) -> str:
+    """A text that XML can hold, and that a browser's parser leaves as it is."""
+    return _NO_XML.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def _marks(group: ElementTree.Element) -> list[ElementTree.Element]:

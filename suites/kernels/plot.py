@@ -92,7 +92,7 @@ def _series(timed: Sequence[Row]) -> list[_Series]:
 
 def _roofline(timed: Sequence[Row]) -> tuple[list[float], list[float]]:
     """MB and microseconds of reading alone; a row's roofline is the fraction of the read bandwidth that was measured at its byte count."""
-    at = _group(timed, lambda row: row["bytes"])
+    at = _group([row for row in timed if row["roofline"]], lambda row: row["bytes"])
     sizes = sorted(at)
     return [size / 1e6 for size in sizes], [median(row["us"]["p50"] * row["roofline"] for row in at[size]) for size in sizes]
 
