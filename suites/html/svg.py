@@ -48,12 +48,10 @@ def inline_svg(figure: "Figure", name: str, label: str) -> str:
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
     root = ElementTree.fromstring(file.getvalue().encode())
-    # The date and the maker, and a style that the page's own has.
-    for extra in [
-        *root.findall(f"{{{_SVG}}}metadata"),
-        *(one for one in root.findall(f"{{{_SVG}}}defs") if one.find(f"{{{_SVG}}}style") is not None),
-    ]:
-        root.remove(extra)
+    # What made the file, and a style that the page's own has.
+    for parent, name_of in ((root, "metadata"), *((defs, "style") for defs in root.findall(f"{{{_SVG}}}defs"))):
+        for extra in parent.findall(f"{{{_SVG}}}{name_of}"):
+            parent.remove(extra)
     width = float(root.attrib.pop("width").removesuffix("pt")) * 4 / 3
     del root.attrib["height"], root.attrib["version"]
     root.attrib |= {"role": "img", "aria-label": _plain(label), "style": f"max-width: {width:.0f}px"}
