@@ -64,6 +64,8 @@ def command(
             _require_free(option, file, runs, force)
     if html:
         require_matplotlib("--html")
+        if output and output.absolute() == html.absolute():
+            raise UsageError(f"--html and --output name one file, {html}")
     if plot:
         check_plot(plot)
         kernels = [(run, report) for run, report in zip(saved, reports, strict=True) if run.record.command == "kernels"]

@@ -53,7 +53,7 @@ def inline_svg(figure: "Figure", name: str, label: str) -> str:
         for extra in parent.findall(f"{{{_SVG}}}{name_of}"):
             parent.remove(extra)
     width = float(root.attrib.pop("width").removesuffix("pt")) * 4 / 3
-    del root.attrib["height"], root.attrib["version"]
+    del root.attrib["height"]
     root.attrib |= {"role": "img", "aria-label": _plain(label), "style": f"max-width: {width:.0f}px"}
     for group in root.iter(f"{{{_SVG}}}g"):
         for mark, text in zip(_marks(group), told.get(group.get("id", ""), []), strict=False):
