@@ -1,8 +1,9 @@
 """What the suites' plots share: their colours and markers, and writing one to a file. Nothing here imports matplotlib before it draws."""
 
+import math
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -22,6 +23,9 @@ SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", INK)
 """Colours of series, in order (Okabe and Ito)."""
 
 MARKERS = "os^Dv<>p*"
+
+_SUBS = ((1.3, (1, 1.5, 2, 3, 5, 7)), (2.5, (1, 2, 5)), (math.inf, (1,)))
+"""Up to how many decades which ticks of each fit."""
 
 
 @contextmanager
@@ -52,16 +56,18 @@ def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def log_ticks(axis: Any, subs: Sequence[float]) -> None:
-    """Ticks of a logarithmic axis as plain numbers.
+def log_ticks(axis: Any, values: Iterable[float]) -> None:
+    """Ticks of a logarithmic axis as plain numbers, the fewer in a decade the more decades there are.
 
     Args:
         axis: matplotlib's ``axes.xaxis`` or ``axes.yaxis``.
-        subs: Where a decade has them.
+        values: What it shows; those that are not above 0 have no place on it.
     """
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-    axis.set_major_locator(LogLocator(subs=subs))
+    shown = [value for value in values if value > 0] or [1.0]
+    decades = math.log10(max(shown) / min(shown))
+    axis.set_major_locator(LogLocator(subs=next(subs for most, subs in _SUBS if decades <= most)))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_locator(NullLocator())
 

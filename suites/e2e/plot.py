@@ -49,7 +49,7 @@ def draw(layers: Sequence[Row], title: str) -> "Figure | None":
         axes = figure.add_subplot(1, len(shown), number, xlabel="block, median of its linears", ylabel=label, yscale=scale)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if scale == "log":
-            plots.log_ticks(axes.yaxis, (1, 2, 3, 5))
+            plots.log_ticks(axes.yaxis, [value for blocks in series[key].values() for value in blocks.values()])
         for arm, blocks in series[key].items():
             axes.plot(list(blocks), list(blocks.values()), **arms[arm], markersize=4, linewidth=1, label=arm)
     plots.legend_below(figure)
@@ -174,7 +174,7 @@ def _scale_divergence(axes: "Axes", divergence: Mapping[tuple[str, str], Span]) 
     # Pruning methods differ by factors; a KL of 0 has no place on a logarithmic axis.
     if all(low > 0 for _, low, _ in divergence.values()):
         axes.set_xscale("log")
-        plots.log_ticks(axes.xaxis, (1, 2, 3, 5))
+        plots.log_ticks(axes.xaxis, [end for span in divergence.values() for end in span])
 
 
 def _rate(arm: Row) -> Span:

@@ -57,7 +57,9 @@ def _quality(arm: Row) -> str:
     if arm["answer_match"] is not None:
         told.append(f"{arm['answer_match']} of {arm['examples']} right")
     told += [f"KL {found['kl']:.3f} on {prefill} prefill" for prefill, found in (arm.get("fidelity") or {}).items()]
-    return ", ".join(told) if arm["answer_match"] is not None or arm.get("fidelity") else ", ".join([*told, "quality not measured"])
+    told += [] if arm["answer_match"] is not None or arm.get("fidelity") else ["quality not measured"]
+    # What a rate is worth belongs beside it, not only under the table.
+    return "; ".join([", ".join(told), *filter(None, [arm.get("decode_rate_note")])])
 
 
 def _of_decode(report: Report) -> list[Tile]:

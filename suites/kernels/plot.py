@@ -41,8 +41,8 @@ def draw(rows: Sequence[Row], gpu: str) -> "Figure | None":
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.add_subplot(xscale="log", yscale="log", xlabel="MB read a call", ylabel="microseconds a call, cold L2")
     axes.set_title(f"{gpu}, {', '.join(dict.fromkeys(row['dtype'] for row in timed))}: lower and further left is better")
-    for axis in (axes.xaxis, axes.yaxis):
-        plots.log_ticks(axis, (1, 1.5, 2, 3, 5, 7))
+    for axis, values in zip((axes.xaxis, axes.yaxis), _points(timed), strict=True):
+        plots.log_ticks(axis, values)
     axes.margins(0.08)
     axes.plot(*_roofline(timed), color=plots.REFERENCE, linestyle="--", marker=".", label=ROOFLINE)
 

@@ -11,13 +11,14 @@ pytest.importorskip("matplotlib")
 
 def test_a_page_beside_the_table(sdbench, saved_run, tmp_path):
     saved_run("one", "kernels", ASKED, ROWS)
-    saved_run("two", "e2e", E2E, [arm("dense", 100.0), arm("decode", 125.0)])
+    saved_run("two", "e2e", E2E, [arm("dense", 100.0), arm("decode", 125.0, decode_rate_note="CPU rates <say> nothing")])
     plain = sdbench("report", "one", "two")
     done = sdbench("report", "one", "two", "--html", "page.html")
     assert (done.code, done.out, done.err) == (0, plain.out, "")
     page = (tmp_path / "page.html").read_text()
     assert page.startswith("<!doctype html>") and page.count("<article") == 2 and page.count("<svg") == 2
     assert "2.97×" in page and "1.25×" in page
+    assert "<small>125.0 tok/s, 3 of 4 right; CPU rates &lt;say&gt; nothing</small>" in page
 
 
 def test_every_command_with_a_report_has_a_page(sdbench, saved_run, tmp_path):

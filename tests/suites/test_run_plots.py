@@ -110,3 +110,12 @@ def test_names_are_no_formulas_and_differ_without_colour() -> None:
     assert not figure.legends[0].get_texts()[0].get_parse_math()
     looks = plots.looks(f"arm {number}" for number in range(7))
     assert len({look["marker"] for look in looks.values()}) == 7
+
+
+@pytest.mark.parametrize(("low", "high"), [(5, 9), (1, 30), (1e-6, 0.2), (0.01, 100)])
+def test_ticks_of_a_logarithmic_axis_are_some_and_not_too_many(low: float, high: float) -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot(xscale="log", xlim=(low, high))
+    plots.log_ticks(axes.xaxis, [0.0, low, high])
+    assert 2 <= sum(low <= tick <= high for tick in axes.get_xticks()) <= 12
