@@ -116,10 +116,10 @@ def command(
     from sdbench.suites.e2e.arms import DENSE
     from sdbench.suites.e2e.data import load
     from sdbench.suites.e2e.options import E2EOptions
-    from sdbench.suites.e2e.plot import save_plot
+    from sdbench.suites.e2e.plot import draw
     from sdbench.suites.e2e.report import report, wrong_calls
     from sdbench.suites.e2e.suite import run
-    from sdbench.suites.kernels.plot import check_plot
+    from sdbench.suites.plots import check_plot, save_plot
 
     target = resolve_device(device)
     spec = resolve_model(model, revision, target)
@@ -151,7 +151,7 @@ def command(
         found = report(options.arguments(), environment, outcome.arms, outcome.calibration, str(output), spec.reason, outcome.layers)
         write_atomic(output / "report.md", found.markdown())
         if plot:
-            save_plot(plot, outcome.layers, f"{spec.name}, {options.pattern}, {options.method}")
+            save_plot(plot, draw(outcome.layers, f"{spec.name}, {options.pattern}, {options.method}"))
         wrong = wrong_calls(outcome.arms)
         if wrong:
             raise CheckFailed("; ".join(wrong))

@@ -87,7 +87,8 @@ def command(
     from sdbench.suites.kernels.suite import KernelRun, require_right, run
 
     if plot:
-        from sdbench.suites.kernels.plot import check_plot, save_plot
+        from sdbench.suites.kernels.plot import draw
+        from sdbench.suites.plots import check_plot, save_plot
 
         check_plot(plot)
     parsed = list(dict.fromkeys(Pattern.parse(text) for text in patterns))
@@ -121,7 +122,7 @@ def command(
         sys.stdout.write(strict_json(found.document, indent=2) + "\n")
     else:
         print_report(found)
-    plotted = save_plot(plot, rows, environment["gpu"]["name"] if environment["gpu"] else "no GPU") if plot else True
+    plotted = save_plot(plot, draw(rows, environment["gpu"]["name"] if environment["gpu"] else "no GPU")) if plot else True
     require_right(rows)
     if any(row["outcome"] == "incorrect" for row in chains):
         raise SdbenchError("a chain gave a wrong result: see its row", ExitCode.CHECK_FAILED)
