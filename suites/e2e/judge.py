@@ -10,8 +10,8 @@ from sdbench.models import LoadedModel
 from sdbench.progress import Task
 from sdbench.results import RunDirectory
 from sdbench.suites.e2e.data import Question
-from sdbench.suites.grading import extract_answer, is_match
 from sdbench.suites.metrics import decode_rate
+from sdbench.suites.tasks.graders import Grader
 
 
 class Journal:
@@ -72,7 +72,9 @@ class Contender:
         return reply, Calls(self.decoder.calls - before, self.decoder.pruned_products * reply.decode_steps)
 
 
-def answer_runs(contender: Contender, questions: Sequence[Question], max_tokens: int, journal: Journal, task: Task) -> list[dict[str, Any]]:
+def answer_runs(
+    contender: Contender, questions: Sequence[Question], max_tokens: int, grader: Grader, journal: Journal, task: Task
+) -> list[dict[str, Any]]:
     """Answers and grades each question, EOS honoured; questions that the journal holds already are not asked again.
 
     Returns:
@@ -91,8 +93,7 @@ def answer_runs(contender: Contender, questions: Sequence[Question], max_tokens:
                 "prompt_tokens": len(question.prompt),
                 "ids": list(reply.ids),
                 "text": text,
-                "extracted": extract_answer(text),
-                "match": is_match(text, question.gold) if question.gold is not None else None,
+                **(grader(text, question.example).as_dict() if question.example else {"extracted": None, "match": None}),
                 "eos": reply.eos,
                 "truncated": reply.truncated,
                 "tokens": len(reply.ids),
