@@ -1,7 +1,5 @@
 """What judges a reply, by task: its number, its class under unit tests, a judge model, or nothing."""
 
-import ast
-import importlib.util
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -61,7 +59,7 @@ def make_grader(task: Task, allow_code: bool = False, judge: Judge | None = None
     if task.grader == "unit-tests":
         if allow_code:
             require_sandbox()
-        return lambda text, example: _by_tests(text, example, allow_code, limits)
+        return _ByTests(limits) if allow_code else lambda text, example: _tested(text, example, Execution("not_run", NOT_ALLOWED))
     if task.grader == "judge":
         return lambda text, example: _by_judge(text, example, judge)
     return lambda text, example: Grade(None, None, NO_ANSWERS)
@@ -85,36 +83,37 @@ def extract_class(text: str, name: str) -> str | None:
     return reply if defines.search(reply) and "```" not in reply else None
 
 
-def missing_packages(*sources: str) -> list[str]:
-    """Packages that code imports at its top and that are not installed."""
-    names = set()
-    for node in (node for source in sources for node in ast.walk(ast.parse(source))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    return sorted(name for name in names if importlib.util.find_spec(name) is None)
-
-
 def _by_number(text: str, example: Example) -> Grade:
     return Grade(extract_answer(text), is_match(text, example.answer or ""))
 
 
-def _by_tests(text: str, example: Example, allowed: bool, limits: Limits | None) -> Grade:
-    job = example.grading
-    code = extract_class(text, job["class_name"])
-    done = _execute(code, job, limits) if allowed else Execution("not_run", NOT_ALLOWED)
+class _ByTests:
+    """Runs a reply's class; a task whose own solution does not pass on this machine says nothing about a reply, and is not run."""
+
+    def __init__(self, limits: Limits | None):
+        self.limits = limits
+        self.faults: dict[str, str | None] = {}
+
+    def __call__(self, text: str, example: Example) -> Grade:
+        if example.id not in self.faults:
+            done = self._run(example.answer or "", example)
+            self.faults[example.id] = None if done.outcome == "passed" else done.reason
+        if fault := self.faults[example.id]:
+            return _tested(text, example, Execution("not_run", f"the task's own solution does not pass here: {fault}"))
+        return _tested(text, example, self._run(text, example))
+
+    def _run(self, text: str, example: Example) -> Execution:
+        job = example.grading
+        code = extract_class(text, job["class_name"])
+        if code is None:
+            return Execution("error", f"the reply holds no code that defines class {job['class_name']}")
+        return execute(code, job["class_name"], job["test"], job["test_classes"], "\n".join(job["import_statement"]), self.limits)
+
+
+def _tested(text: str, example: Example, done: Execution) -> Grade:
     match = None if done.outcome == "not_run" else done.outcome == "passed"
+    code = extract_class(text, example.grading["class_name"])
     return Grade(code, match, done.reason if match is None else None, {"execution": done.as_dict()})
-
-
-def _execute(code: str | None, job: Mapping[str, Any], limits: Limits | None) -> Execution:
-    imports = "\n".join(job["import_statement"])
-    if lacking := missing_packages(imports, job["test"]):
-        return Execution("not_run", f"the task needs {', '.join(lacking)}, which is not installed")
-    if code is None:
-        return Execution("error", f"the reply holds no code that defines class {job['class_name']}")
-    return execute(code, job["class_name"], job["test"], job["test_classes"], imports, limits)
 
 
 def _by_judge(text: str, example: Example, judge: Judge | None) -> Grade:

@@ -32,7 +32,7 @@ class Limits:
     """
 
     seconds: int = 20
-    memory: int = 2 << 30
+    memory: int = 1 << 30
     files: int = 64 << 20
 
 
