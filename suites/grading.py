@@ -1,7 +1,8 @@
 r"""Numeric answers: which number a reply gives as its answer, and whether that equals the reference.
 
 The answer is the number after the first ``####`` marker, else the one in the last ``\boxed{...}``, else the last number of the text. Of a
-reasoning model's reply only the part after the last ``</think>`` is read. Comparison is exact (fractions), never in floats.
+reasoning model's reply only the part after the last ``</think>`` is read, and none of a thought that was cut off. Comparison is exact
+(fractions), never in floats.
 
 math-verify 0.9 was tried in its place: of the nine replies of CASES 15 it reads three otherwise (a second box is joined to the first,
 ``7:30`` is 7, ``2x3`` is 2), a ``#### 7`` that something follows is not taken for the answer, and a reasoning model's thoughts are.
@@ -83,8 +84,8 @@ def is_match(text: str, gold: str) -> bool:
 
 
 def after_reasoning(text: str) -> str:
-    """What a reply says once its reasoning is over: all of it, where it has none."""
-    return text.rpartition("</think>")[2]
+    """What a reply says once its reasoning is over: all of it, where it has none; nothing, where it was cut off in the midst."""
+    return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def _last_box(text: str) -> str | None:

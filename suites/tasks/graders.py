@@ -65,6 +65,11 @@ def make_grader(task: Task, allow_code: bool = False, judge: Judge | None = None
     return lambda text, example: Grade(None, None, NO_ANSWERS)
 
 
+def to_grade_again(sample: Mapping[str, Any]) -> bool:
+    """Whether a sample of an earlier attempt lacks a score that its judge failed to give."""
+    return sample.get("score", 0.0) is None and sample["score_reason"] != NO_JUDGE
+
+
 def extract_class(text: str, name: str) -> str | None:
     """The code of a reply that defines a class.
 
