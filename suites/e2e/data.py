@@ -13,6 +13,7 @@ from sdbench.suites.corpus import read_corpus, windows
 from sdbench.suites.data import Example, hold_out, load_examples, select, verify_manifest
 from sdbench.suites.e2e.options import CalibrationOptions, E2EOptions
 from sdbench.suites.tasks.records import HOLDOUT_SEED, load_records
+from sdbench.suites.tasks.sandbox import require_sandbox
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,12 @@ def load(options: E2EOptions) -> Examples | None:
     Raises:
         UsageError: More examples were asked for than there are.
         CheckFailed: A file or revision differs from the manifest.
-        SdbenchError: A file cannot be read.
+        SdbenchError: A file cannot be read, or generated code is to run and cannot be locked away.
     """
     if options.spec.kind == "random":
         return None
+    if options.allow_code_execution:
+        require_sandbox()
     calibration, validation = _parts(options, options.validation)
     return Examples(_draw(options, calibration), select(validation, options.validation_examples, options.seed))
 

@@ -11,7 +11,7 @@ from sdbench.suites.statistics import mcnemar
 Sample = Mapping[str, Any]
 
 NOTHING_RIGHT = "no right answer"
-NO_DENSE_REPLIES = "no replies of the dense model to compare with"
+NO_REPLIES, BASELINE = "no replies", "this arm is the baseline"
 
 
 def quality(samples: Sequence[Sample], control: Sequence[bool] | None, dense: Sequence[Sample]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def quality(samples: Sequence[Sample], control: Sequence[bool] | None, dense: Se
         "truncated": sum(sample["truncated"] for sample in samples) if samples else None,
         "reply_tokens": median(tokens) if samples else None,
         "length_ratio": inflation,
-        "length_ratio_reason": None if inflation is not None else NO_DENSE_REPLIES,
+        "length_ratio_reason": None if inflation is not None else BASELINE if samples else NO_REPLIES,
         "loops": sum(find_loop(sample["ids"]) is not None for sample in samples) if samples else None,
         "repeated_4grams": _mean([repeated_share(sample["ids"]) for sample in samples]),
         **_execution(samples),

