@@ -13,6 +13,7 @@ from sdbench.suites.corpus import read_corpus, windows
 from sdbench.suites.data import Example, hold_out, load_examples, select, verify_manifest
 from sdbench.suites.e2e.options import CalibrationOptions, E2EOptions
 from sdbench.suites.tasks.records import HOLDOUT_SEED, load_records
+from sdbench.suites.tasks.registry import grading_of
 from sdbench.suites.tasks.sandbox import require_sandbox
 
 
@@ -95,7 +96,10 @@ def _parts(options: CalibrationOptions, validation: Path | None) -> tuple[list[E
     assert train is not None and manifest is not None
     verify_manifest(manifest, train, validation, options.dataset_revision)
     answers = task.reference is not None
-    return load_examples(train, answers), load_examples(validation, answers) if validation else []
+    examples = load_examples(validation, answers) if validation else []
+    for example in examples:
+        grading_of(task, example.grading, f"{validation}, {example.id}: grading")
+    return load_examples(train, answers), examples
 
 
 def calibration_questions(options: CalibrationOptions, examples: Sequence[Example] | None, loaded: LoadedModel) -> list[Question]:

@@ -9,7 +9,7 @@ from typing import Any
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.results import strict_json, write_atomic
 from sdbench.suites.data import Example, refuse_test_name
-from sdbench.suites.tasks.registry import Hub, Task, template_fields
+from sdbench.suites.tasks.registry import GRADING, Hub, Task, grading_of, template_fields
 
 DATA_VARIABLE = "SDBENCH_DATA"
 HOLDOUT_SEED = 0
@@ -65,13 +65,10 @@ def load_records(task: Task, path: Path) -> list[Example]:
             raise UsageError(f"{where}: marked as a test split, which sdbench never reads; pass the training split")
         question = _fill(task, task.prompt, record, where)
         answer = _fill(task, task.reference, record, where) if task.reference else None
-        missing = [name for name in task.grading if name not in record]
-        if missing:
-            raise SdbenchError(f"{where}: no field {missing[0]!r}, which task {task.name} needs")
         name = _fill(task, task.id, record, where) if task.id else str(record.get("id") or f"{path.stem}-{number}")
         if name in examples:
             raise SdbenchError(f"{where}: id {name!r} occurs twice")
-        examples[name] = Example(name, question, answer, {field: record[field] for field in task.grading})
+        examples[name] = Example(name, question, answer, grading_of(task, record, where))
     if not examples:
         raise SdbenchError(f"{path} holds no records")
     return list(examples.values())
@@ -86,7 +83,7 @@ def _records(task: Task, path: Path) -> Iterator[tuple[str, int, dict[str, Any]]
         raise SdbenchError(f"{path} is not UTF-8 text (byte {error.start}); convert it") from error
     if path.suffix.casefold() not in (".json", ".jsonl", ".ndjson"):
         fields = template_fields(task.prompt)
-        if len(fields) > 1 or task.reference or task.grading:
+        if len(fields) > 1 or task.reference or task.grader in GRADING:
             raise UsageError(f"{path}: task {task.name} needs records with several fields; give JSON lines or a JSON array")
         yield from ((f"{path}, line {n}", n, {fields[0]: line}) for n, line in enumerate(content.split("\n"), 1) if line.strip())
         return
@@ -127,7 +124,7 @@ def _fill(task: Task, template: str, record: dict[str, Any], where: str) -> str:
 
 def _download(task: Task, hub: Hub, tell: Callable[[str], None]) -> Path:
     """The hub's records as JSON lines in the cache, fetched once a revision."""
-    path = _cache_folder() / f"{task.name}-{hub.revision.replace('/', '-')}.jsonl"
+    path = _cache_folder() / f"{task.name}-{hub.revision}.jsonl"
     if path.is_file():
         return path
     try:
@@ -140,6 +137,7 @@ def _download(task: Task, hub: Hub, tell: Callable[[str], None]) -> Path:
     tell(f"fetching {hub.id} (revision {hub.revision}) from the hub")
     try:
         # A file that is named comes as split "train", whatever the dataset calls it.
+        datasets.disable_progress_bars()
         records = datasets.load_dataset(hub.id, hub.config, data_files=hub.file, split=hub.split, revision=hub.revision)
         lines = "".join(strict_json(dict(record)) + "\n" for record in records)
     except Exception as error:  # the library raises whatever its own libraries do

@@ -1,6 +1,7 @@
 """The tasks that models are judged on: one folder each, with ``task.yaml`` and a README, read through pydantic and found by name."""
 
 import string
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -26,19 +27,38 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class UnitTests(BaseModel):
+    """Fields of a record that ``unit-tests`` needs: what a reply's class is run against."""
+
+    class_name: str = Field(min_length=1)
+    import_statement: list[str]
+    test: str = Field(min_length=1)
+    test_classes: list[str] = Field(min_length=1)
+
+
+class Criteria(BaseModel):
+    """Fields of a record that ``judge`` needs: what a text is scored by, each with ``name``, ``criteria_description`` and bands."""
+
+    checklist: list[dict[str, Any]] = Field(min_length=1)
+
+
+GRADING: dict[str, type[BaseModel]] = {"unit-tests": UnitTests, "judge": Criteria}
+"""What a grader needs beside the reference; the model never sees it."""
+
+
 class Hub(_Strict):
     """Where the hub has a task's data.
 
     Attributes:
         id: The dataset.
-        revision: Branch, tag or commit.
+        revision: The commit, so that everyone reads the same records.
         config: The dataset's configuration, if it has several.
         split: The split that is read; never a test split.
         file: A file of the dataset that is read in place of a split, for data that is published in one part.
     """
 
     id: str
-    revision: str = "main"
+    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
     config: str | None = None
     split: str = "train"
     file: str | None = None
@@ -72,7 +92,6 @@ class Task(_Strict):
         id: Template of an example's id; None takes the record's ``id``, else its line.
         fields: Other names of a template's fields, the first that a record has counts.
         grader: What judges a reply: ``number`` (the answer), ``unit-tests`` (of a generated class), ``judge`` (a model), ``none``.
-        grading: Fields of a record that the grader needs beside the reference; the model never sees them.
         holdout: Questions held out to be judged, by count or share; calibration draws from the others.
         max_tokens: Longest reply where none is asked for; None for the command's own.
         file: The data's file name as it is published.
@@ -91,7 +110,6 @@ class Task(_Strict):
     id: str | None = None
     fields: dict[str, tuple[str, ...]] = {}
     grader: GraderName
-    grading: tuple[str, ...] = ()
     holdout: int | float = 0.5
     max_tokens: int | None = None
     file: str | None = None
@@ -129,6 +147,25 @@ OWN = Task(
 """What a file is taken for that no task is named for."""
 
 
+def grading_of(task: Task, record: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What the task's grader needs of a record.
+
+    Args:
+        task: Which.
+        record: Of the task's data.
+        where: File and record, for the message.
+
+    Raises:
+        SdbenchError: A field is missing, or is something else.
+    """
+    if task.grader not in GRADING:
+        return {}
+    try:
+        return GRADING[task.grader].model_validate(record).model_dump()
+    except ValidationError as error:
+        raise SdbenchError(f"{where}: {_fault(error)}; task {task.name} needs it to judge replies") from error
+
+
 @cache
 def tasks() -> dict[str, Task]:
     """Every task by name.
@@ -162,9 +199,13 @@ def read_task(path: Path) -> Task:
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise SdbenchError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(str(part) for part in fault["loc"])
-        raise SdbenchError(f"{path}: {where + ': ' if where else ''}{fault['msg']}") from error
+        raise SdbenchError(f"{path}: {_fault(error)}") from error
     if task.name != path.parent.name:
         raise SdbenchError(f"{path}: the task is called {task.name!r}, and its folder {path.parent.name!r}; give both one name")
     return task
+
+
+def _fault(error: ValidationError) -> str:
+    fault = error.errors()[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    return f"{where}: {fault['msg']}" if where else fault["msg"]

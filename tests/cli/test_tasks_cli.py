@@ -141,6 +141,14 @@ class TestSplit:
             asked.append([(sample["example"], sample["prompt_hash"]) for sample in read_jsonl(tmp_path / output / "samples.jsonl")])
         assert asked[0] == asked[1]
 
+    def test_parts_of_another_task_are_refused(self, sdbench, checkpoint, data):
+        assert sdbench("split", data("mine.jsonl", sums(10)), "--output", "parts").code == 0
+        names = ("train.jsonl", "validation.jsonl", "manifest.json")
+        options = [item for pair in zip(("--train", "--validation", "--split-manifest"), names, strict=True) for item in pair]
+        options = [option if option.startswith("--") else f"parts/{option}" for option in options]
+        done = sdbench("e2e", "--task", "classeval", *options)
+        done.refuses(1, "parts/validation.jsonl, mine-", "grading: class_name: Field required; task classeval needs it to judge replies")
+
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),

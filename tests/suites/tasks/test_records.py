@@ -73,7 +73,14 @@ class TestRecords:
             ("gsm8k", "a.txt", "hello", "needs records with several fields"),
             ("gsm8k", "test.jsonl", '{"question": "a", "answer": "1"}', "says test split"),
             ("gsm8k", "a.jsonl", '{"question": "a", "answer": "1", "split": "test"}', "line 1: marked as a test split"),
-            ("writingbench", "a.jsonl", '{"index": 1, "query": "a"}', "line 1: no field 'checklist', which task writingbench needs"),
+            ("writingbench", "a.jsonl", '{"index": 1, "query": "a"}', "line 1: checklist: Field required; task writingbench needs it"),
+            (
+                "writingbench",
+                "a.jsonl",
+                '{"index": 1, "query": "a", "checklist": ["x"]}',
+                "line 1: checklist.0: Input should be",
+            ),
+            ("classeval", "a.jsonl", json.dumps(CLASS | {"test_classes": []}), "line 1: test_classes: List should have at least 1 item"),
             ("writingbench", "a.jsonl", "\n".join([json.dumps(TALK)] * 2), "line 2: id 'writingbench-7' occurs twice"),
             ("fidelity", "a.jsonl", "{}", "no text 'prompt' or 'question' or"),
         ],
@@ -125,13 +132,14 @@ class TestPlaces:
             return [{"question": "1 + 1?\u2028", "answer": "#### 2"}]
 
         library = ModuleType("datasets")
-        library.load_dataset = load_dataset  # type: ignore[attr-defined]
+        library.load_dataset, library.disable_progress_bars = load_dataset, lambda: None  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "datasets", library)
         for _ in range(2):
             path = locate(find_task("gsm8k"), None, told.append)
             assert path
-        assert asked == [(("openai/gsm8k", "main"), {"data_files": None, "split": "train", "revision": "main"})]
-        assert told == ["fetching openai/gsm8k (revision main) from the hub"]
+        commit = "e53f048856ff4f594e959d75785d2c2d37b678ee"
+        assert asked == [(("openai/gsm8k", "main"), {"data_files": None, "split": "train", "revision": commit})]
+        assert told == [f"fetching openai/gsm8k (revision {commit}) from the hub"]
         assert [example.question for example in load_records(find_task("gsm8k"), path)] == ["1 + 1?\u2028"]
 
     def test_a_download_that_fails_is_one_line(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -139,7 +147,7 @@ class TestPlaces:
             raise ConnectionError("no\nroute")
 
         library = ModuleType("datasets")
-        library.load_dataset = load_dataset  # type: ignore[attr-defined]
+        library.load_dataset, library.disable_progress_bars = load_dataset, lambda: None  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "datasets", library)
         with pytest.raises(SdbenchError, match="FudanSELab/ClassEval cannot be fetched from the hub: no route"):
             locate(find_task("classeval"), None, silent)

@@ -49,9 +49,9 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 
 def test_a_task_is_read(tmp_path: Path) -> None:
-    task = read_task(write(tmp_path, hub={"id": "a/b"}, holdout=7))
+    task = read_task(write(tmp_path, hub={"id": "a/b", "revision": "0" * 40}, holdout=7))
     assert (task.name, task.grader, task.holdout, task.bundled) == ("plums", "number", 7, None)
-    assert task.hub and (task.hub.id, task.hub.split, task.hub.revision) == ("a/b", "train", "main")
+    assert task.hub and (task.hub.id, task.hub.split, task.hub.revision) == ("a/b", "train", "0" * 40)
     assert OWN.prompt == task.prompt
 
 
@@ -65,7 +65,8 @@ def test_a_task_is_read(tmp_path: Path) -> None:
         ({"schema": "sdbench.task/2"}, "schema: Input should be"),
         ({"prompt": "What is it?"}, "prompt names no field"),
         ({"reference": None}, "grader number needs a reference"),
-        ({"hub": {"id": "a/b", "split": "test"}}, "hub.split: Value error, a test split is never read"),
+        ({"hub": {"id": "a/b", "revision": "0" * 40, "split": "test"}}, "hub.split: Value error, a test split is never read"),
+        ({"hub": {"id": "a/b", "revision": "main"}}, "hub.revision: String should match"),
         ({"name": "pears"}, "the task is called 'pears', and its folder 'plums'"),
     ],
 )
