@@ -50,6 +50,8 @@ def enclose(folder: str, limits: dict[str, int]) -> None:
     except Refused as refusal:
         write({"outcome": "not_run", "reason": str(refusal)})
         return
+    # Not before: new namespaces make the kernel forget it.
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     keeper = os.fork()
     if keeper == 0:
         # The first process of the new namespace: when it ends, and it does when its parent is killed, the kernel kills all others there.

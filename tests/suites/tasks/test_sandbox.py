@@ -1,7 +1,10 @@
 """Generated code under lock: what it may do, what it may not, and what is said of it."""
 
 import os
+import subprocess
+import sys
 import textwrap
+import time
 from pathlib import Path
 
 import psutil
@@ -190,9 +193,29 @@ def test_a_machine_that_cannot_lock_code_away_runs_none(monkeypatch: pytest.Monk
         require_sandbox()
 
 
+def running(limits: Limits) -> list[int]:
+    """Processes of a job with an odd number of bytes as its limit, which stands among their arguments."""
+    return [process.pid for process in psutil.process_iter(["cmdline"]) if str(limits.memory) in str(process.info["cmdline"])]
+
+
 def test_after_a_timeout_nothing_is_left_running() -> None:
-    """Every process of a job has its limits among its arguments, here an odd number of bytes."""
     limits = Limits(seconds=1, memory=(256 << 20) + os.getpid())
     assert adder("import time; time.sleep(60)", limits=limits).outcome == "timeout"
-    left = [process.pid for process in psutil.process_iter(["cmdline"]) if str(limits.memory) in str(process.info["cmdline"])]
+    assert running(limits) == []
+
+
+def test_after_a_kill_nothing_is_left_running() -> None:
+    limits = Limits(seconds=300, memory=(512 << 20) + os.getpid())
+    code = "class Adder:\n    def add(self, a, b):\n        import time; time.sleep(300)"
+    job = f"from sdbench.suites.tasks.sandbox import *; execute({code!r}, 'Adder', {TESTS!r}, ['AddTest'], limits={limits!r})"
+    with subprocess.Popen([sys.executable, "-c", job]) as process:
+        deadline = time.monotonic() + 60
+        # Outside, its first process, then the one that keeps the namespaces and the one that runs the tests.
+        while len(running(limits)) < 4 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        found = running(limits)
+        process.kill()
+    assert len(found) == 4
+    while (left := running(limits)) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert left == []
