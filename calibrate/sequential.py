@@ -18,6 +18,7 @@ from sdbench.calibrate.methods import METHODS, Pruned, prune_linears
 from sdbench.calibrate.registry import lookup
 from sdbench.calibrate.replay import Batch, batches, replayed
 from sdbench.calibrate.sources import CalibrationText
+from sdbench.calibrate.stages import Stages
 from sdbench.engine.phase import phase
 from sdbench.errors import CheckFailed, SdbenchError
 from sdbench.pattern import Pattern
@@ -42,6 +43,7 @@ def prune_sequentially(
     pattern: Pattern,
     method: str,
     weighting: Weighting = "uniform",
+    stages: Stages | None = None,
 ) -> Iterator[tuple[str, Pruned]]:
     """Prunes the blocks in order, each calibrated on the pruned ones before it; between two steps the model is what it was.
 
@@ -54,6 +56,7 @@ def prune_sequentially(
         pattern: N:M.
         method: A name in `METHODS`.
         weighting: Weight of a row within its text.
+        stages: Is told how long ``collection`` and ``pruning`` took.
 
     Returns:
         An iterator of names and pruned weights in the order of the blocks, as `prune_linears` gives them.
@@ -65,21 +68,31 @@ def prune_sequentially(
     """
     prune_linears(linears, {}, pattern, method)
     find_blocks(model, linears)
-    return _prune_sequentially(model, linears, texts, pattern, method, weighting)
+    return _prune_sequentially(model, linears, texts, pattern, method, weighting, stages or Stages(model.device))
 
 
 def _prune_sequentially(
-    model: Any, linears: Mapping[str, nn.Linear], texts: Sequence[CalibrationText], pattern: Pattern, method: str, weighting: Weighting
+    model: Any,
+    linears: Mapping[str, nn.Linear],
+    texts: Sequence[CalibrationText],
+    pattern: Pattern,
+    method: str,
+    weighting: Weighting,
+    stages: Stages,
 ) -> Iterator[tuple[str, Pruned]]:
     needs = lookup("method", method, METHODS).needs
-    walk = BlockWalk(model, linears, texts, weighting)
+    with stages("collection"):
+        walk = BlockWalk(model, linears, texts, weighting)
     for inside in walk:
-        sums = walk.collect(needs, advance=False) if inside and needs != "none" else {}
+        with stages("collection"):
+            statistics = statistics_of(walk.collect(needs, advance=False)) if inside and needs != "none" else {}
         weights = {}
-        for name, pruned in prune_linears(inside, statistics_of(sums), pattern, method):
+        for name, pruned in stages.timed("pruning", prune_linears(inside, statistics, pattern, method)):
             weights[name] = pruned.weight
             yield name, pruned
-        with weights_in_place(inside, weights):
+        # One block's Hessians at a time.
+        statistics.clear()
+        with stages("collection"), weights_in_place(inside, weights):
             walk.advance()
 
 
