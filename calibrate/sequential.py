@@ -190,9 +190,7 @@ class BlockWalk:
 
 
 @torch.no_grad()
-def _record_calls(
-    model: Any, blocks: Mapping[str, nn.Module], replays: Sequence[Batch]
-) -> tuple[list[Tensor], dict[str, list[_Call]]]:
+def _record_calls(model: Any, blocks: Mapping[str, nn.Module], replays: Sequence[Batch]) -> tuple[list[Tensor], dict[str, list[_Call]]]:
     """Each batch's hidden states before the first block, and each block's call for each batch, from one pass over the dense model.
 
     In the first batch each block must be given what the block before it gave: else something happens in between.

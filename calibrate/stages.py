@@ -19,11 +19,13 @@ class Stages:
 
     Attributes:
         seconds: By stage, in the order in which they first ended.
+        items: How many things a stage made, where that is counted.
     """
 
     def __init__(self, device: torch.device):
         self._device = device
         self.seconds: dict[str, float] = {}
+        self.items: dict[str, int] = {}
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:

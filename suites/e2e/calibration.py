@@ -1,5 +1,6 @@
 """Calibration of a run: the dense model answers, and every source counts the same number of rows of the same examples."""
 
+import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -275,8 +276,9 @@ class _Answers:
         return found
 
     def close(self) -> None:
-        """Lets go of the decoder's cache and graph."""
+        """Lets go of the decoder's cache and graph, which may be in reference cycles."""
         self._replier = None
+        gc.collect()
 
     def _decode(self, batch: Sequence[int]) -> list[tuple[int, ...]]:
         options, choices, model = self._options, self._options.choices, self._loaded.model
@@ -297,7 +299,9 @@ class _Answers:
                 ignore_eos=options.spec.kind == "random",
                 sampler=sampler,
             )
-        return [reply.ids for reply in replies]
+        ids = [reply.ids for reply in replies]
+        self._stages.items["generation"] = self._stages.items.get("generation", 0) + sum(map(len, ids))
+        return ids
 
 
 def _checked_replay(
