@@ -5,6 +5,7 @@ already, and all linears of a block are pruned from one pass through the block a
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,13 +166,13 @@ class BlockWalk:
         self._prefix = ""
 
     def __iter__(self) -> Iterator[dict[str, nn.Linear]]:
-        for self._prefix in self._blocks:
-            yield {name: linear for name, linear in self._linears.items() if name.startswith(f"{self._prefix}.")}
+        for prefix in self._blocks:
+            self._prefix = prefix
+            yield self._inside()
 
     def collect(self, kind: StatisticsKind, *, advance: bool) -> dict[str, InputSums]:
         """Sums of the linears of the block where the walk is, and with ``advance`` the next one's hidden states from the same forwards."""
-        inside = {name: linear for name, linear in self._linears.items() if name.startswith(f"{self._prefix}.")}
-        collector = Collector(self._model, inside, {"prefill"}, kind)
+        collector = Collector(self._model, self._inside(), {"prefill"}, kind)
         with collector:
             self._run(advance)
         return collector.sums()
@@ -179,6 +180,9 @@ class BlockWalk:
     def advance(self) -> None:
         """Runs the block with the weights that are in place."""
         self._run(advance=True)
+
+    def _inside(self) -> dict[str, nn.Linear]:
+        return {name: linear for name, linear in self._linears.items() if name.startswith(f"{self._prefix}.")}
 
     def _run(self, advance: bool) -> None:
         block = self._blocks[self._prefix]
@@ -191,20 +195,20 @@ class BlockWalk:
 
 @torch.no_grad()
 def _record_calls(model: Any, blocks: Mapping[str, nn.Module], replays: Sequence[Batch]) -> tuple[list[Tensor], dict[str, list[_Call]]]:
-    """Each batch's hidden states before the first block, and each block's call for each batch, from one pass over the dense model.
+    """Each batch's hidden states before the first block, and each block's call for each batch.
 
-    In the first batch each block must be given what the block before it gave: else something happens in between.
+    The first batch runs through the dense model, and each block must be given what the block before it gave: else something happens in
+    between. Of the others only the calls are wanted, so that the blocks hand on what they are given.
     """
     hidden: list[Tensor] = []
     calls: dict[str, list[_Call]] = {prefix: [] for prefix in blocks}
+    outputs: dict[str, Any] = {}
     before: tuple[str, Tensor] | None = None
-    first = next(iter(blocks))
 
     def enter(prefix: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        keywords = dict(keywords)
-        states, *rest = arguments or (keywords.pop("hidden_states"),)
-        calls[prefix].append(_Call(tuple(rest), keywords))
-        if prefix == first:
+        states, call = _call(arguments, keywords)
+        calls[prefix].append(call)
+        if prefix == next(iter(blocks)):
             hidden.append(states)
         elif before is not None:
             error = relative_error(before[1], states.double())
@@ -216,30 +220,60 @@ def _record_calls(model: Any, blocks: Mapping[str, nn.Module], replays: Sequence
 
     def leave(prefix: str, output: Any) -> None:
         nonlocal before
-        before = (prefix, _states(output)) if len(hidden) == 1 else None
+        before = (prefix, _states(output))
+        # Beside the states there may be more, which the model expects again.
+        outputs[prefix] = None if isinstance(output, Tensor) else output[1:]
 
-    hooks = []
-    for prefix, block in blocks.items():
-        hooks += [
-            block.register_forward_pre_hook(
-                lambda _, arguments, keywords, prefix=prefix: enter(prefix, arguments, keywords), with_kwargs=True
-            ),
-            block.register_forward_hook(lambda _, arguments, output, prefix=prefix: leave(prefix, output)),
-        ]
     forward = replayed(model)
-    try:
-        for batch in replays:
-            with phase("prefill"):
-                forward(batch.ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, phase("prefill"):
+        for prefix, block in blocks.items():
+            hook = block.register_forward_pre_hook(
+                lambda _, arguments, keywords, prefix=prefix: enter(prefix, arguments, keywords), with_kwargs=True
+            )
+            hooks.callback(hook.remove)
+        with ExitStack() as only_first:
+            for prefix, block in blocks.items():
+                after = block.register_forward_hook(lambda _, arguments, output, prefix=prefix: leave(prefix, output))
+                only_first.callback(after.remove)
+            forward(replays[0].ids)
+        before = None
+        for prefix, block in blocks.items():
+            hooks.enter_context(_handing_on(block, outputs.get(prefix)))
+        for batch in replays[1:]:
+            forward(batch.ids)
     for prefix, found in calls.items():
         if len(found) != len(replays):
             raise CheckFailed(
                 f"{prefix} ran {len(found)} times in {len(replays)} forwards of the model: no chain of blocks; calibrate in one pass"
             )
     return hidden, calls
+
+
+@contextmanager
+def _handing_on(block: nn.Module, rest: tuple[Any, ...] | None) -> Iterator[None]:
+    """Inside, the block gives back the hidden states that it is given, with ``rest`` after them unless that is None."""
+
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        states, _ = _call(arguments, keywords)
+        return states if rest is None else (states, *rest)
+
+    # A forward of its own has been put there by another library, and goes back.
+    own = vars(block).get("forward")
+    block.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del block.forward
+        else:
+            block.forward = own
+
+
+def _call(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Tensor, _Call]:
+    """A call's hidden states, and the rest of it."""
+    keywords = dict(keywords)
+    states, *rest = arguments or (keywords.pop("hidden_states"),)
+    return states, _Call(tuple(rest), keywords)
 
 
 @torch.no_grad()

@@ -202,7 +202,7 @@ def _inverse_root(matrix: Tensor) -> Tensor | None:
 def _sweep(weight: Tensor, sizes: Sequence[int], upper: Tensor, dead: Tensor, pattern: Pattern, block: int) -> Tensor:
     """Prunes ``weight`` [out, in] in place, left to right.
 
-    A column costs two small kernels, and a group's mask about ten; all else is done once a block.
+    A column costs three small kernels, and a group's mask about ten; all else is done once a block.
 
     Args:
         weight: float32, the rows of one or more matrices.
@@ -236,7 +236,8 @@ def _sweep(weight: Tensor, sizes: Sequence[int], upper: Tensor, dead: Tensor, pa
             dropped = (~kept).T.float()
             for column in range(first, first + group):
                 torch.mul(inner[column], dropped[column - first], out=gone[column])
-                inner[column:].addr_(share[column, column : stop - start], gone[column], alpha=-1)
+                # Not addr_, which on a CPU rounds by where an element lies, and so by what else is in the stack.
+                inner[column:].sub_(torch.outer(share[column, column : stop - start], gone[column]))
         weight[:, start:stop] = inner.T
         for part, part_gone in zip(weight[:, stop:].split(list(sizes)), gone.split(list(sizes), dim=1), strict=True):
             part.addmm_(part_gone.T, share[:, stop - start :], alpha=-1)

@@ -195,8 +195,8 @@ def _identity(one: ShardRecord, other: ShardRecord) -> Iterator[tuple[str, Any, 
     for name in dict.fromkeys((*one.arguments, *other.arguments)):
         if name != "shard":
             yield name.replace("_", "-"), one.arguments.get(name), other.arguments.get(name)
-    files = [{layer: sums.file for layer, sums in record.layers.items()} for record in (one, other)]
-    yield "the layers", *files
+    files, others = ({layer: sums.file for layer, sums in record.layers.items()} for record in (one, other))
+    yield "the layers", files, others
 
 
 def _load(shard: StoredShard, file: str, device: torch.device) -> Tensor:

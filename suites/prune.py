@@ -88,15 +88,13 @@ def run(
         output: The checkpoint's folder, not there yet.
         work: Where replies and pruned layers are kept until all of them are there.
         progress: Where to report.
-        shards: Statistics that were collected already; without any the model is calibrated here.
+        shards: Statistics that were collected already, and fit (see `require_fitting`); without any the model is calibrated here.
 
     Raises:
         UsageError: A pattern or width that doesn't fit, or an output that is there already.
         SdbenchError: Not enough disk, a damaged model, calibration without rows, NaN or Inf.
-        CheckFailed: Shards of another model or command.
+        CheckFailed: Shards of another model.
     """
-    if shards:
-        require_fitting(options, shards)
     stages = Stages(options.device)
     with stages("load"):
         loaded, linears = load_dense(options, progress)

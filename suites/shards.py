@@ -33,7 +33,7 @@ def shard_folder(folder: Path, shard: Shard) -> Path:
 
 
 def require_shardable(options: PruneOptions) -> None:
-    """Refuses what shards cannot give.
+    """Refuses what shards cannot give; to be called before anything else here.
 
     Raises:
         UsageError: Sequential calibration, or a method without calibration.
@@ -57,12 +57,11 @@ def collect_shard(
         progress: Where to report.
 
     Raises:
-        UsageError: More shards than examples, or statistics that shards cannot give.
+        UsageError: More shards than examples.
         SdbenchError: Not enough disk, a damaged model, calibration without rows.
     """
     shard = options.shard
     assert shard is not None
-    require_shardable(options)
     output = shard_folder(folder, shard)
     require_free(output)
     stages = Stages(options.device)
@@ -113,10 +112,9 @@ def collect_on(
         progress: Where to report.
 
     Raises:
-        UsageError: More devices than examples, or statistics that shards cannot give.
+        UsageError: More devices than examples.
         SdbenchError: What a process could not do.
     """
-    require_shardable(options)
     shares = [Shard(number, len(devices)) for number in range(1, len(devices) + 1)]
     pairs = [(share, device) for share, device in zip(shares, devices, strict=True) if not (shard_folder(folder, share) / RECORD).is_file()]
     if pairs:

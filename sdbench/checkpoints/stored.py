@@ -7,6 +7,9 @@ from torch import Tensor
 from sdbench.errors import CheckFailed
 from sdbench.packing import StoredWeight
 
+BLOCK_ELEMENTS = 1 << 26
+"""Elements that are picked from at a time: their positions take 16 bytes each, and no GPU lists more than 2^31."""
+
 
 def to_stored(weight: Tensor, keep: Tensor) -> StoredWeight:
     """The storage form, on the CPU, of a dense weight [out, in] under a mask with equally many columns in every row.
@@ -14,7 +17,9 @@ def to_stored(weight: Tensor, keep: Tensor) -> StoredWeight:
     The values are picked where the weight lies: on a GPU that takes a few milliseconds, on the CPU about a second for a large matrix.
     """
     mask = torch.from_numpy(np.packbits(keep.cpu().numpy(), axis=-1, bitorder="little"))
-    return StoredWeight(weight[keep].view(len(weight), -1).cpu(), mask, torch.tensor([[n] for n in weight.shape]))
+    rows = max(1, BLOCK_ELEMENTS // weight.shape[1])
+    values = [part[kept].cpu() for part, kept in zip(weight.split(rows), keep.split(rows), strict=True)]
+    return StoredWeight(torch.cat(values).view(len(weight), -1), mask, torch.tensor([[n] for n in weight.shape]))
 
 
 def to_dense(stored: StoredWeight, layer: str = "weight") -> Tensor:

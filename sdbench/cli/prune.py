@@ -99,8 +99,8 @@ def command(
     from sdbench.results import RunDirectory, strict_json
     from sdbench.suites.e2e.calibration import Shard
     from sdbench.suites.e2e.data import load_calibration
-    from sdbench.suites.prune import PruneOptions, run
-    from sdbench.suites.shards import collect_on, collect_shard, shard_folder
+    from sdbench.suites.prune import PruneOptions, require_fitting, run
+    from sdbench.suites.shards import collect_on, collect_shard, require_shardable, shard_folder
 
     shard = Shard.parse(share) if share is not None else None
     if (shard is None) != (statistics is None):
@@ -131,7 +131,11 @@ def command(
         **rest,  # type: ignore[arg-type]
     )
     examples = load_calibration(options)
+    if shard or names:
+        require_shardable(options)
     shards = read_shards(merge) if merge else []
+    if shards:
+        require_fitting(options, shards)
     arguments = options.arguments()
     key = hashlib.sha256(strict_json(arguments | {"merge": merge is not None, "devices": len(names)}).encode()).hexdigest()[:8]
     work = run_directory or goal.with_name(f"{goal.name}.work-{key}")

@@ -42,12 +42,12 @@ def prune_lines(output: Path, outcome: "PruneOutcome", shards: "Sequence[StoredS
         record = shard.record
         lines += [f"shard {record.shard}/{record.shards}: {line}" for line in (*_speed(record.speed), _seconds(record.seconds))]
     lines.append(f"bytes of weights: {outcome.bytes:,}, {outcome.bytes / outcome.dense_bytes:.3f} of the dense model's")
+    kind = "GPU memory" if found.calibration.arguments["device"] == "cuda" else "memory"
     if outcome.peak.bytes is None:
-        lines.append(f"peak memory: unknown ({outcome.peak.reason})")
+        lines.append(f"peak {kind}: unknown ({outcome.peak.reason})")
     else:
-        lines.append(
-            f"peak memory: {outcome.peak.bytes / 1e9:.2f} GB while pruning, {outcome.model_bytes / 1e9:.2f} GB once the model was loaded"
-        )
+        before = f"{outcome.model_bytes / 1e9:.2f} GB with the model alone"
+        lines.append(f"peak {kind}: {outcome.peak.bytes / 1e9:.2f} GB while calibrating and pruning, {before}")
     return [*lines, _seconds(outcome.seconds), f"next: sdbench verify {output}"]
 
 
@@ -61,7 +61,8 @@ def shard_lines(shard: "StoredShard") -> list[str]:
         *_speed(record.speed),
     ]
     if record.peak_bytes is not None:
-        lines.append(f"peak memory: {record.peak_bytes / 1e9:.2f} GB")
+        kind = "GPU memory" if record.arguments["device"] == "cuda" else "memory"
+        lines.append(f"peak {kind}: {record.peak_bytes / 1e9:.2f} GB")
     return [
         *lines,
         _seconds(record.seconds),

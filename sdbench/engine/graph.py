@@ -17,7 +17,7 @@ from sdbench.errors import SdbenchError
 
 
 class GraphForward(EagerForward):
-    """Prefill eagerly, decode by graph replay. Give it to :func:`sdbench.engine.greedy.greedy`, with as many prompts as ``batch`` each time.
+    """Prefill eagerly, decode by graph replay. Give it to :func:`sdbench.engine.greedy.greedy`, each time with ``batch`` prompts.
 
     The graph holds the modules that were in the model when it was made: make a new one after swapping linears.
 

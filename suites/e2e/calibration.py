@@ -131,7 +131,7 @@ def calibrate(
     of_example = {source: assign(source, len(questions), choices) for source in sources}
     texts: dict[str, list[CalibrationText]] = {source: [] for source in sources}
     numbers, budget = shard.numbers(len(questions)), shard.tokens(choices.tokens)
-    answers = _Answers(options, loaded, questions, kept, stages) if "reply" in needs(sources, choices) else None
+    answers = _Answers(options, loaded, questions, numbers, kept, stages) if "reply" in needs(sources, choices) else None
     with progress.task("calibration replies" if answers else "calibration texts", len(numbers)) as task:
         for start in range(0, len(numbers), options.batch_size):
             batch = numbers[start : start + options.batch_size]
@@ -251,9 +251,16 @@ class _Answers:
     """The model's replies to calibration examples, found among what an earlier run kept or decoded now."""
 
     def __init__(
-        self, options: CalibrationOptions, loaded: LoadedModel, questions: Sequence[Question], kept: RunDirectory | None, stages: Stages
+        self,
+        options: CalibrationOptions,
+        loaded: LoadedModel,
+        questions: Sequence[Question],
+        numbers: Sequence[int],
+        kept: RunDirectory | None,
+        stages: Stages,
     ):
-        self._options, self._loaded, self._questions, self._directory, self._stages = options, loaded, questions, kept, stages
+        self._options, self._loaded, self._questions, self._numbers = options, loaded, questions, numbers
+        self._directory, self._stages = kept, stages
         self._replier: Replier | None = None
         self.given: dict[int, tuple[int, ...]] = {}
         self.how: dict[str, Any] = {}
@@ -283,8 +290,8 @@ class _Answers:
     def _decode(self, batch: Sequence[int]) -> list[tuple[int, ...]]:
         options, choices, model = self._options, self._options.choices, self._loaded.model
         if self._replier is None:
-            positions = max(len(question.prompt) for question in self._questions) + options.max_tokens
-            size = min(options.batch_size, len(self._questions))
+            positions = max(len(self._questions[number].prompt) for number in self._numbers) + options.max_tokens
+            size = min(options.batch_size, len(self._numbers))
             with self._stages("capture"):
                 self._replier = Replier(model, size, positions, sampled=bool(choices.temperature))
             self.how = {"path": self._replier.path, "reason": self._replier.reason, "batch": size}
