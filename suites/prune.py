@@ -33,6 +33,8 @@ from sdbench.suites.e2e.calibration import Shard, calibrate, prune
 from sdbench.suites.e2e.data import calibration_questions
 from sdbench.suites.e2e.options import CalibrationOptions
 
+DAMAGED = "the checkpoint is damaged; download or convert it again"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions(CalibrationOptions):
@@ -133,13 +135,17 @@ def load_dense(options: PruneOptions, progress: Progress) -> tuple[LoadedModel, 
 
     Raises:
         UsageError: A pattern or width that doesn't fit.
-        SdbenchError: A damaged model.
+        SdbenchError: A damaged model: NaN or Inf, in whatever tensor.
     """
     loaded = load_model(options.spec, options.device, options.dtype, progress.note)
     linears = select_linears(loaded.model, options.targets, options.ignore)
     for name, linear in linears.items():
         options.pattern.require_width(linear.in_features, name)
         require_weight(linear.weight, name)
+    for name, tensor in unique_state(loaded.model).items():
+        layer, _, what = name.rpartition(".")
+        if layer not in linears and tensor.is_floating_point():
+            require_finite(tensor, layer, what, DAMAGED)
     return loaded, linears
 
 
@@ -288,7 +294,7 @@ class _Pruner:
 
     def _keep(self, name: str, pruned: Pruned) -> None:
         require_exact(pruned.keep, self.options.pattern, name)
-        require_finite(pruned.weight, name, "weight", "the checkpoint is damaged; download or convert it again")
+        require_finite(pruned.weight, name, "weight", DAMAGED)
         stored = to_stored(pruned.weight, pruned.keep)
         _save(self.files[name], {part: getattr(stored, part).contiguous() for part in PARTS})
         self.work.add_row({"record": "layer", "layer": name, "report": pruned.report})

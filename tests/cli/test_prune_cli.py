@@ -20,7 +20,7 @@ from sdbench.checkpoints.verify import verify
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
-from sdbench.results import RunDirectory
+from sdbench.results import RunDirectory, RunRecord, read_jsonl
 from sdbench.suites import prune
 from sdbench.suites.data import make_manifest
 
@@ -94,9 +94,12 @@ def test_the_default_is_the_demo_model_and_a_table_for_people(sdbench):
     done = sdbench("prune", "--output", "out", "--calib", "prefill", "--calibration-examples", 1, "--device", "cpu")
     assert done.code == 0, done.err
     assert done.err.startswith("model: demo (the default without a CUDA device")
-    first, layers, calibration, size, seconds, then = done.out.splitlines()
+    first, layers, calibration, size, memory, seconds, then = done.out.splitlines()
+    assert memory.startswith("peak memory: ")
     assert (first, layers, then) == ("out: demo at 2:4, wanda, packed", "pruned layers: 28", "next: sdbench verify out")
     assert calibration.startswith("calibration: prefill, 1 examples, ") and seconds.startswith("seconds: load ")
+    stages = [part.split()[0] for part in seconds.removeprefix("seconds: ").split(", ")]
+    assert stages == ["load", "hash", "collection", "pruning", "packing", "writing"]
     share = float(size.split()[4])
     # Between the mask and half of the values in fp32 (17/32), and all of the embedding as it was.
     assert 17 / 32 < share < 0.65
@@ -109,13 +112,37 @@ def test_a_random_model_has_no_tokenizer_and_needs_none(sdbench, checkpoint):
     assert found["provenance"]["calibration"]["rows"] == {"min": 33, "max": 33}
 
 
+def test_what_calibration_took(sdbench, checkpoint):
+    """A random model's replies have a known length: what is reported of their speed can be checked."""
+    model = f"random:{checkpoint()}"
+    base = ("--model", model, "--prompt-tokens", 5, "--method", "sparsegpt", "--batch-size", 2)
+    found = pruned(sdbench, *base, "--output", "out", "--run-directory", "run")
+    seconds, speed = found["seconds"], found["calibration"]
+    assert list(seconds) == ["load", "hash", "capture", "generation", "replay check", "collection", "pruning", "packing", "writing"]
+    assert all(time >= 0 for time in seconds.values())
+    assert speed["generated_tokens"] == 3 * 12
+    assert speed["tokens_per_second"] == pytest.approx(36 / seconds["generation"])
+    assert speed["collection_overhead"] == pytest.approx(seconds["collection"] / seconds["generation"])
+    assert speed["generation"] == {"path": "transformers, eager", "reason": None, "batch": 2}
+    assert found["peak_bytes"] is None or found["peak_bytes"] > 0
+    # The run directory stays, without what is in the checkpoint now, and has the same figures.
+    assert sorted(path.name for path in Path("run").iterdir()) == ["rows.jsonl", "run.json"]
+    assert RunRecord.model_validate_json(Path("run/run.json").read_bytes()).outcome == "complete"
+    *_, result = read_jsonl(Path("run/rows.jsonl"))
+    assert result["record"] == "result" and result["seconds"] == seconds and result["calibration"] == speed
+    assert result["provenance"] == found["provenance"]["sha256"]
+    lines = sdbench("prune", *SMALL, *base, "--output", "other").out.splitlines()
+    assert lines[3].startswith("calibration replies: 36 tokens at ") and lines[3].endswith(" tok/s, 2 at once by transformers, eager")
+    assert lines[4].startswith("collecting added: ") and lines[4].endswith("% of that time")
+
+
 KILL = """
 import os, signal, sys
-from sdbench.results import RunDirectory
+from sdbench.results import RunDirectory, RunRecord, read_jsonl
 add_row = RunDirectory.add_row
 def add_and_die(self, row):
     add_row(self, row)
-    if sum(row["record"] == "layer" for row in self.rows) == {layers}:
+    if sum(row["record"] == {record!r} for row in self.rows) == {count}:
         os.kill(os.getpid(), signal.SIGKILL)
 RunDirectory.add_row = add_and_die
 from sdbench.cli import main
@@ -124,19 +151,49 @@ main()
 """
 
 
-def test_a_killed_run_goes_on(sdbench, checkpoint, tmp_path, monkeypatch):
-    base = ("--model", checkpoint(), "--method", "sparsegpt")
-    whole = pruned(sdbench, *base, "--output", "whole")
-    argv = ["sdbench", "prune", "--json", *map(str, (*SMALL, *base)), "--output", "out"]
-    code = KILL.format(layers=9, argv=argv)
+def kill(tmp_path: Path, record: str, count: int, *arguments: Any) -> None:
+    """Runs the command until so many rows of a kind are there, then kills it."""
+    code = KILL.format(record=record, count=count, argv=["sdbench", "prune", "--json", *map(str, (*SMALL, *arguments))])
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == -9, done.stderr
+
+
+def test_a_killed_run_goes_on(sdbench, checkpoint, tmp_path, monkeypatch):
+    """Layer 9 is the second of three that are pruned together: the third comes out the same alone."""
+    base = ("--model", checkpoint(), "--method", "sparsegpt")
+    whole = pruned(sdbench, *base, "--output", "whole")
+    kill(tmp_path, "layer", 9, *base, "--output", "out")
     assert not (tmp_path / "out").exists() and len(list(tmp_path.glob("out.work-*"))) == 1
     monkeypatch.setattr(prune, "calibrate", None)  # the calibration texts are there: nothing is answered again
     found = pruned(sdbench, *base, "--output", "out")
     assert found["resumed_layers"] == 9
     assert content(found) == content(whole)
     assert not list(tmp_path.glob("out.work-*"))
+    assert found["calibration"]["collection_overhead_reason"] == "no reply was decoded by this process"
+
+
+def test_a_run_that_is_killed_while_it_answers_keeps_its_replies(sdbench, checkpoint, tmp_path):
+    base = ("--model", f"random:{checkpoint()}", "--prompt-tokens", 5, "--batch-size", 1, "--output")
+    whole = pruned(sdbench, *base, "whole")
+    kill(tmp_path, "replies", 2, *base, "out")
+    found = pruned(sdbench, *base, "out")
+    # One of three replies of 12 tokens was missing.
+    assert found["calibration"]["generated_tokens"] == 12
+    assert found["calibration"]["collection_overhead_reason"] == "an earlier run did a part of it"
+    assert content(found) == content(whole)
+
+
+def test_a_layer_whose_file_is_torn_is_pruned_again(sdbench, checkpoint, tmp_path):
+    base = ("--model", checkpoint(), "--method", "sparsegpt", "--output")
+    whole = pruned(sdbench, *base, "whole")
+    kill(tmp_path, "layer", 9, *base, "out")
+    (work,) = tmp_path.glob("out.work-*")
+    file = work / "layer-00003.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    (work / "layer-00004.safetensors").unlink()
+    found = pruned(sdbench, *base, "out")
+    assert found["resumed_layers"] == 7
+    assert content(found) == content(whole)
 
 
 @pytest.fixture
@@ -242,6 +299,46 @@ class TestRefused:
         model = checkpoint(intermediate_size=40)
         done = sdbench("prune", *SMALL, "--model", model, "--output", "out", "--pattern", "16:32")
         done.refuses(2, "layer model.layers.0.mlp.down_proj: in_features 40 is not a multiple of M=32")
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight", "model.embed_tokens.weight"])
+    def test_nan_and_inf_in_any_tensor(self, name, value, sdbench, checkpoint):
+        def spoil(model):
+            model.get_parameter(name).view(-1)[70 % model.get_parameter(name).numel()] = value
+
+        done = sdbench("prune", *SMALL, "--model", checkpoint(spoil=spoil), "--output", "out", "--method", "magnitude")
+        index = "[6]" if "norm" in name else "[1, 6]"
+        done.refuses(1, f"layer {name.removesuffix('.weight')}: weight{index} is {value}; the checkpoint is damaged")
+        assert not Path("out").exists()
+
+    @pytest.mark.parametrize(
+        ("norm", "value", "message"),
+        [
+            ("model.norm", 3e38, "NaN or Inf in the logits of new token 1"),
+            (
+                "model.layers.1.input_layernorm",
+                1e30,
+                "layer model.layers.1.self_attn.q_proj: NaN or Inf (or a square past float32) among the inputs",
+            ),
+        ],
+    )
+    def test_what_overflows_on_the_way(self, norm, value, message, sdbench, checkpoint):
+        """Every weight is finite, but not what the norm gives, or its square."""
+
+        def spoil(model):
+            model.get_parameter(f"{norm}.weight")[3] = value
+
+        sdbench("prune", *SMALL, "--model", checkpoint(spoil=spoil), "--output", "out").refuses(1, message)
+        assert not Path("out").exists()
+
+    def test_replies_without_a_decode_step(self, sdbench, checkpoint):
+        done = sdbench("prune", *SMALL, "--model", checkpoint(), "--output", "out", "--max-tokens", 1)
+        done.refuses(1, "no calibration text has a row that counts (a reply of one token has no decode step)")
+
+    def test_a_model_without_a_chat_template(self, sdbench, checkpoint):
+        model = checkpoint()
+        (model / "chat_template.jinja").unlink()
+        sdbench("prune", *SMALL, "--model", model, "--output", "out").refuses(1, "has no chat template: choose an instruction-tuned model")
 
     def test_a_changed_training_file(self, sdbench, checkpoint, tmp_path):
         for name, text in (("train", "1 + 1?"), ("validation", "2 + 2?")):
