@@ -105,8 +105,8 @@ def run(
     # The pruned layers lie on the disk twice until the checkpoint is complete.
     require_disk(output, size + sum(packed_bytes(linears[name], options.pattern) for name in pruner.remaining))
     with stages("hash"):
-        state = unique_state(loaded.model)
         source = source_of(options, loaded)
+    sizes = [tensor.nbytes for tensor in unique_state(loaded.model).values()]
     require_source(work, source)
     if shards and shards[0].record.source.sha256 != source.sha256:
         raise CheckFailed(f"the shards in {shards[0].folder.parent} are of another model than {options.spec.name}: another SHA-256")
@@ -122,12 +122,11 @@ def run(
         calibration=_calibration(options, made, reports),
         layers={name: Layer(shape=(linear.out_features, linear.in_features), report=reports[name]) for name, linear in linears.items()},
     )
-    with stages("writing"), progress.task("writing", len(state)) as task:
+    with stages("writing"), progress.task("writing", len(sizes)) as task:
         provenance = write_checkpoint(output, loaded.model, loaded.tokenizer, origin, pruner.load, options.format, on_tensor=task.advance)
-    dense_bytes = sum(tensor.nbytes for tensor in state.values())
     resumed = len(linears) - len(pruner.remaining)
     speed = calibration_speed(stages, made["report"], resumed)
-    return PruneOutcome(provenance, dense_bytes, size, resumed, stages.seconds, peak, model_bytes, speed)
+    return PruneOutcome(provenance, sum(sizes), size, resumed, stages.seconds, peak, model_bytes, speed)
 
 
 def load_dense(options: PruneOptions, progress: Progress) -> tuple[LoadedModel, dict[str, nn.Linear]]:

@@ -1,7 +1,10 @@
 """Calibration replies by a static cache: a batch at a time, they are those of the eager loop."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from sdbench.calibrate import replies
@@ -11,6 +14,7 @@ from sdbench.calibrate.sampling import Sampler
 from sdbench.engine.decoders import EAGER, FUSED_GRAPH, GRAPH
 from sdbench.engine.graph import GraphForward
 from sdbench.engine.greedy import greedy
+from sdbench.engine.phase import phase
 from sdbench.errors import SdbenchError
 
 PROMPTS = [[5, 9, 11, 40, 7], [8], [5, 9, 11, 40, 7, 7, 7], [12, 13, 14], [90, 91]]
@@ -45,6 +49,24 @@ def test_batches_over_a_static_cache_are_the_eager_replies(fixture: str, batch: 
     assert by_batches(static(model, batch), batch, ()) == expected
     stop = expected[0][3]
     assert by_batches(static(model, batch), batch, (stop,)) == eager(model, (stop,))
+
+
+class Reads(TorchDispatchMode):
+    """Counts what a CUDA graph may not hold: values read back by the host."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        self.count += function.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero)
+        return function(*arguments, **(keywords or {}))
+
+
+def test_a_step_with_padding_reads_nothing_back(tiny_qwen3: PreTrainedModel) -> None:
+    forward = GraphForward(tiny_qwen3, 20, capture=False, batch=2)
+    greedy(tiny_qwen3, PROMPTS[:2], max_new_tokens=2, eos_ids=(), forward=forward)
+    with torch.no_grad(), Reads() as seen, phase("decode"):
+        forward(torch.tensor([[5], [6]]), torch.tensor([[6], [2]]), None)
+    assert seen.count == 0
 
 
 def test_prompts_of_one_length_after_padded_ones(tiny_qwen3: PreTrainedModel) -> None:
