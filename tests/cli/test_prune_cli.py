@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 import sdbench as package
+from sdbench.calibrate.collect import statistics_of
 from sdbench.calibrate.magnitude import keep_mask
+from sdbench.calibrate.sequential import BlockWalk
 from sdbench.checkpoints import write
 from sdbench.checkpoints.files import CheckpointFiles
 from sdbench.checkpoints.verify import verify
 from sdbench.engine.packed_linear import PackedLinear
+from sdbench.errors import CheckFailed
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory, RunRecord, read_jsonl
@@ -134,6 +138,43 @@ def test_what_calibration_took(sdbench, checkpoint):
     lines = sdbench("prune", *SMALL, *base, "--output", "other").out.splitlines()
     assert lines[3].startswith("calibration replies: 36 tokens at ") and lines[3].endswith(" tok/s, 2 at once by transformers, eager")
     assert lines[4].startswith("collecting added: ") and lines[4].endswith("% of that time")
+
+
+@pytest.mark.parametrize("mode", [(), ("--sequential",)], ids=["one pass", "sequential"])
+def test_one_block_of_hessians_at_a_time(mode, sdbench, checkpoint, monkeypatch):
+    """Neither the sums of the block before nor what became of them is in memory when the next one is collected."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    collected = BlockWalk.collect
+
+    def collect(self, kind, *, advance):
+        assert not [hessian for hessian in alive if hessian() is not None]
+        sums = collected(self, kind, advance=advance)
+        alive.extend(weakref.ref(layer.total) for layer in sums.values())
+        return sums
+
+    def normalise(sums):
+        statistics = statistics_of(sums)
+        alive.extend(weakref.ref(layer.hessian) for layer in statistics.values())
+        return statistics
+
+    monkeypatch.setattr(BlockWalk, "collect", collect)
+    monkeypatch.setattr("sdbench.suites.e2e.calibration.statistics_of", normalise)
+    monkeypatch.setattr("sdbench.calibrate.sequential.statistics_of", normalise)
+    pruned(sdbench, "--model", checkpoint(), "--output", "out", "--method", "sparsegpt", *mode)
+    assert len(alive) == 2 * 14
+
+
+def test_a_model_that_is_no_chain_of_blocks_is_collected_at_once_and_told(sdbench, checkpoint, monkeypatch):
+    base = ("--model", checkpoint(), "--method", "sparsegpt", "--output")
+    whole = pruned(sdbench, *base, "whole")
+
+    def refuse(*arguments):
+        raise CheckFailed("model.layers.1 gets other hidden states")
+
+    monkeypatch.setattr(BlockWalk, "__init__", refuse)
+    done = sdbench("prune", "--json", *SMALL, *base, "out")
+    assert "Hessians of all layers at once, since the model cannot be run block by block: model.layers.1 gets other" in done.err
+    assert content(json.loads(done.out)) == content(whole)
 
 
 KILL = """
