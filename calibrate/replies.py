@@ -5,12 +5,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sdbench.calibrate.sampling import Sampler
 from sdbench.engine.decoders import EAGER, GRAPH, Decoder, fastest
+from sdbench.engine.fused.decoder import CLOSE
 from sdbench.engine.graph import GraphForward
 from sdbench.engine.greedy import Reply, greedy, position_limit
+from sdbench.engine.phase import phase
 from sdbench.errors import SdbenchError
+from sdbench.timing import relative_error, within
+
+STEPS = 3
+"""Tokens of the check before the first batch: one from the prompt, two from decode steps."""
 
 
 class Replier:
@@ -40,7 +47,9 @@ class Replier:
             self._decoder, self.path, self.reason = fastest(model, {}, positions)
             return
         try:
-            self._forward, self.path = GraphForward(model, positions, batch=batch), GRAPH
+            forward = GraphForward(model, positions, batch=batch)
+            require_eager_logits(model, forward, batch)
+            self._forward, self.path = forward, GRAPH
         except (SdbenchError, torch.OutOfMemoryError) as error:
             self.reason = " ".join(str(error).split())[:300]
 
@@ -82,3 +91,38 @@ class Replier:
             choose=sampler and replace(sampler, uniforms=sampler.uniforms[places]),
         )
         return found[: len(prompts)]
+
+
+def require_eager_logits(model: Any, forward: GraphForward, batch: int) -> None:
+    """Checks two decode steps over prompts of several lengths against the model's own forward over each text alone.
+
+    Args:
+        model: A transformers causal language model in eval mode.
+        forward: What will decode.
+        batch: Its prompts at once.
+
+    Raises:
+        SdbenchError: The logits differ by more than rounding: padding reaches them, say.
+    """
+    device, width = model.device, max(1, min(8, (forward.max_positions or 8) - STEPS))
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, model.get_input_embeddings().num_embeddings, (batch, width + STEPS), generator=generator)
+    prompts = [row[number % width : width].tolist() for number, row in enumerate(ids)]
+    given = ids[:, width:].to(device)
+    seen: list[Tensor] = []
+
+    def choose(logits: Tensor, step: int) -> Tensor:
+        seen.append(logits.clone())
+        return given[:, step]
+
+    greedy(model, prompts, max_new_tokens=STEPS, eos_ids=(), ignore_eos=True, forward=forward, choose=choose)
+    # The shortest prompt has the most padding, the first has none.
+    for number in {0, min(batch, width) - 1}:
+        text = torch.tensor([prompts[number]], device=device)
+        with torch.no_grad(), phase("prefill"):
+            whole = model(input_ids=torch.cat([text, given[number : number + 1, :-1]], dim=1), use_cache=False).logits[0, -1]
+        error = relative_error(seen[-1][number], whole.double())
+        if not within(error, CLOSE[whole.dtype]):
+            raise SdbenchError(
+                f"batched decode steps over a static cache give other logits than the model's own forward (relative error {error:.1e})"
+            )

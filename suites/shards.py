@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import torch
@@ -126,6 +126,11 @@ def collect_on(
                 for future in as_completed(waiting):
                     future.result()
                     task.advance()
+            except KeyboardInterrupt:
+                # On a terminal Ctrl-C reaches them too; a signal to this process alone does not.
+                for child in active_children():
+                    child.terminate()
+                raise
             except BrokenProcessPool as error:
                 raise SdbenchError(
                     f"a process that collected a shard was killed (out of memory?); what is done is kept in {folder}"

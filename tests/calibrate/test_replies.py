@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from sdbench.calibrate import replies
 from sdbench.calibrate.choices import CalibrationChoices
-from sdbench.calibrate.replies import Replier
+from sdbench.calibrate.replies import Replier, require_eager_logits
 from sdbench.calibrate.sampling import Sampler
 from sdbench.engine.decoders import EAGER, FUSED_GRAPH, GRAPH
 from sdbench.engine.graph import GraphForward
@@ -103,6 +103,7 @@ class OnGpu:
 def test_the_way_is_chosen_and_said(tiny_qwen3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (Replier(tiny_qwen3, 4, 20, sampled=False).path, Replier(tiny_qwen3, 4, 20, sampled=False).reason) == (EAGER, None)
     monkeypatch.setattr(replies, "GraphForward", lambda model, positions, batch: (positions, batch))
+    monkeypatch.setattr(replies, "require_eager_logits", lambda model, forward, batch: None)
     monkeypatch.setattr(replies, "fastest", lambda model, packed, positions: ("decoder", FUSED_GRAPH, None))
     many = Replier(OnGpu(tiny_qwen3), 4, 1000, sampled=False)
     # The model has 256 positions.
@@ -116,6 +117,19 @@ def test_the_way_is_chosen_and_said(tiny_qwen3: PreTrainedModel, monkeypatch: py
     monkeypatch.setattr(replies, "GraphForward", refuse)
     refused = Replier(OnGpu(tiny_qwen3), 4, 20, sampled=False)
     assert (refused.path, refused.reason) == (EAGER, "no CUDA graph for it: its cache slides")
+
+
+@pytest.mark.parametrize("batch", [1, 2, 11])
+@pytest.mark.parametrize("positions", [4, 20])
+def test_the_check_passes_what_is_right(batch: int, positions: int, tiny_qwen3: PreTrainedModel) -> None:
+    require_eager_logits(tiny_qwen3, GraphForward(tiny_qwen3, positions, capture=False, batch=batch), batch)
+
+
+def test_the_check_finds_padding_that_is_seen(tiny_qwen3: PreTrainedModel) -> None:
+    forward = GraphForward(tiny_qwen3, 20, capture=False, batch=2)
+    forward._mask = None
+    with pytest.raises(SdbenchError, match="give other logits than the model's own forward"):
+        require_eager_logits(tiny_qwen3, forward, 2)
 
 
 @pytest.mark.gpu

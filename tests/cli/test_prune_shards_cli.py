@@ -99,10 +99,16 @@ def test_shards_add_up_to_one_process(arguments, call, collected, monkeypatch):
     assert sorted(path.name for path in Path().iterdir()) == ["merged", "shards", "tiny", "whole"]
 
 
-def test_devices_collect_in_processes_of_their_own(call, checkpoint):
+def test_devices_collect_in_processes_of_their_own(call, sdbench, checkpoint, monkeypatch):
     model = checkpoint()
     whole = call("--model", model, "--output", "whole", "--method", "sparsegpt")
-    found = call("--model", model, "--output", "out", "--method", "sparsegpt", "--devices", "cpu,cpu")
+    base = ("--model", model, "--output", "out", "--method", "sparsegpt", "--devices", "cpu,cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(prune, "run", lambda *arguments: stop())
+        sdbench("prune", *SMALL, *base).refuses(130, "interrupted; the same command goes on with what is in out.work-")
+    # The shards are there: no process is started again.
+    monkeypatch.setattr("sdbench.suites.shards.ProcessPoolExecutor", None)
+    found = call(*base)
     assert common(found) == common(whole)
     assert [shard["shard"] for shard in found["shards"]] == [1, 2]
     assert (
