@@ -88,6 +88,8 @@ def command(
     sdbench prune --model org/model --shard 1/2 --statistics shards
     sdbench prune --model org/model --merge shards --output pruned
     """
+    from torch import OutOfMemoryError
+
     from sdbench.calibrate.store import read_shards
     from sdbench.checkpoints.write import require_free
     from sdbench.devices import resolve_device, resolve_dtype
@@ -157,6 +159,10 @@ def command(
                 directory.add_row({"record": "result", **document, "provenance": outcome.provenance.sha256})
     except KeyboardInterrupt as error:
         raise SdbenchError(f"interrupted; the same command goes on with what is in {work}", ExitCode.INTERRUPTED) from error
+    except OutOfMemoryError as error:
+        what = " ".join(str(error).split())[:150]
+        advice = "use a smaller --batch-size for replies, fewer --calibration-tokens, or a larger GPU"
+        raise SdbenchError(f"out of GPU memory ({what}); {advice}; what is finished is in {work}") from error
     tidy(work, keep=run_directory is not None)
     if shard:
         document = {"schema": "sdbench.shard/1", "output": str(goal), "statistics": found.record}
