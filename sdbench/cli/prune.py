@@ -138,8 +138,10 @@ def command(
     shards = read_shards(merge) if merge else []
     if shards:
         require_fitting(options, shards)
-    arguments = options.arguments()
-    key = hashlib.sha256(strict_json(arguments | {"merge": merge is not None, "devices": len(names)}).encode()).hexdigest()[:8]
+    # A run goes on with the statistics and the shares that it began with.
+    merged = _digest([stored.record.files for stored in shards]) if shards else None
+    arguments = options.arguments() | {"merged_sha256": merged, "devices": len(names)}
+    key = _digest(arguments)[:8]
     work = run_directory or goal.with_name(f"{goal.name}.work-{key}")
     try:
         with (
@@ -171,6 +173,12 @@ def command(
         return
     for line in shard_lines(found) if shard else prune_lines(goal, outcome, shards):
         print(line)
+
+
+def _digest(value: object) -> str:
+    from sdbench.results import strict_json
+
+    return hashlib.sha256(strict_json(value).encode()).hexdigest()
 
 
 def tidy(work: Path, *, keep: bool) -> None:

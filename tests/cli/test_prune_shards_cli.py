@@ -139,6 +139,13 @@ def test_an_interrupted_merge_goes_on(call, collected, sdbench, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(prune, "_save", lambda file, tensors: stop() if "00009" in file.name else save(file, tensors))
         sdbench("prune", *SMALL, *base, "out").refuses(130, "interrupted; the same command goes on with what is in out.work-")
+    # Statistics of the same command that are not the same do not go on with it.
+    shutil.rmtree(folder)
+    collected(1, "--method", "sparsegpt")
+    assert call(*base, "out")["resumed_layers"] == 0
+    shutil.rmtree("out")
+    shutil.rmtree(folder)
+    collected(2, "--method", "sparsegpt")
     found = call(*base, "out")
     assert found["resumed_layers"] == 9
     assert found["provenance"]["tensors"] == whole["provenance"]["tensors"]
