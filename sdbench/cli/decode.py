@@ -59,7 +59,7 @@ def command(
     sdbench decode --context 128 --context 2048 --context 8192 --profile
     sdbench decode --model demo --tokens 32 --no-baselines
     """
-    from sdbench.devices import resolve_device, resolve_dtype
+    from sdbench.devices import require_gpu, resolve_device, resolve_dtype
     from sdbench.environment import describe
     from sdbench.models import resolve_model
     from sdbench.pattern import Pattern
@@ -84,6 +84,8 @@ def command(
         ignore=ignore,
         seed=seed,
     )
+    if profiled:
+        require_gpu(target, device, "--profile counts a GPU's kernels; leave it out")
     environment = describe(target if target.type == "cuda" else None)
     with run_directory(output, "decode", options.arguments(), environment) as directory, Progress() as progress:
         progress.note(f"model: {options.spec.name} ({options.spec.reason})")

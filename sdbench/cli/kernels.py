@@ -7,13 +7,23 @@ from typing import Literal
 
 import rich_click as click
 
-from sdbench.cli.options import device_option, json_option, output_option, products_options, run_directory, timeout_option
+from sdbench.cli.options import (
+    SPMV_VARIANTS,
+    device_option,
+    json_option,
+    min_speedup_option,
+    output_option,
+    products_options,
+    run_directory,
+    timeout_option,
+    variants_option,
+)
 from sdbench.cli.printing import print_report
 
 
 @click.command("kernels")
 @products_options
-@click.option("--variant", "variants", multiple=True, help="SpMV variants to run, by name; all when left out.")
+@variants_option("SpMV variant to run", SPMV_VARIANTS)
 @click.option(
     "--effort",
     type=click.Choice(["none", "quick", "full"]),
@@ -25,17 +35,17 @@ from sdbench.cli.printing import print_report
 @click.option("--no-cache", is_flag=True, help="Neither use the tuned configs of earlier runs nor keep this one's.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and inputs.")
 @device_option
-@click.option(
-    "--min-speedup", type=float, help="Exit with 4 when the best variant's sum is not this many times as fast as the fastest dense."
-)
+@min_speedup_option("Exit with 4 when the best variant's sum is not this many times as fast as the fastest dense; on a GPU.")
 @click.option(
     "--chain",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Also time this many layers of the shapes in one CUDA graph, each product reading the one before.",
+    help="Also time this many layers of the shapes in one CUDA graph, each product reading the one before; on a GPU.",
 )
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw time over bytes read, with the measured roofline; .png, .svg or .pdf.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw time over bytes read, with the roofline (.png, .svg or .pdf); on a GPU."
+)
 @output_option
 @json_option
 def command(
@@ -70,14 +80,14 @@ def command(
     sdbench kernels --pattern 2:4 --chain 36
     sdbench kernels --pattern 2:4 --output run --plot run/roofline.png
     """
-    from sdbench.devices import resolve_device, resolve_dtype
+    from sdbench.devices import require_gpu, resolve_device, resolve_dtype
 
     target = resolve_device(device)
     if target.type == "cpu":
         # Triton decides at import whether its functions are interpreted.
         os.environ["TRITON_INTERPRET"] = "1"
     from sdbench.environment import describe
-    from sdbench.errors import ExitCode, SdbenchError, UsageError
+    from sdbench.errors import ExitCode, SdbenchError
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import strict_json, write_atomic
@@ -92,10 +102,11 @@ def command(
         check_plot(plot)
     parsed = list(dict.fromkeys(Pattern.parse(text) for text in patterns))
     options = KernelRun(parsed, parse_shapes(shapes), resolve_dtype(dtype, target), target, variants, seed, effort, timeout, not no_cache)
-    if chain and target.type == "cpu":
-        raise UsageError("--chain times layers on a GPU, and there is no CUDA device: leave it out")
     if chain:
         require_chain(options.shapes)
+    for name, given in (("--chain", chain), ("--plot", plot), ("--min-speedup", min_speedup is not None)):
+        if given:
+            require_gpu(target, device, f"{name} needs timings, and those take a GPU; leave it out")
     arguments = {
         "pattern": [str(p) for p in parsed],
         "shapes": shapes,
