@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sdbench.errors import CheckFailed, SdbenchError, UsageError
+from sdbench.errors import CheckFailed, SdbenchError, UsageError, cannot_read
 from sdbench.results import strict_json, write_atomic
 
 NORMALISATION: Literal["nfkc-casefold-whitespace"] = "nfkc-casefold-whitespace"
@@ -355,7 +355,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise SdbenchError(f"cannot read {path}: {error.strerror}") from error
+        raise cannot_read(path, error) from error
 
 
 def _write(path: Path, text: str) -> None:
