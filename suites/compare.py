@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from sdbench.errors import ExitCode, SdbenchError, UsageError
 from sdbench.suites.runs import Row, SavedRun, last_of
+from sdbench.suites.saved import KEYS
 from sdbench.tables import Column
 
 SCHEMA = "sdbench.compare/1"
@@ -25,14 +26,6 @@ Figure = Literal["us", "tok/s"]
 """What tells how fast a row is."""
 
 REGRESSIONS: tuple[Verdict, ...] = ("broken", "worse", "slower")
-
-KEYS = {
-    "result": ("kernel", "variant", "pattern", "layer", "of_shape", "dtype"),
-    "chain": ("kernel", "variant", "pattern", "layers"),
-    "arm": ("arm", "pattern", "method"),
-    "decode": ("arm", "path", "context"),
-}
-"""Kind of row -> the fields that say what was measured."""
 
 COMMANDS = {"kernels": ("result", "chain"), "tune": ("result",), "e2e": ("arm",), "decode": ("decode",)}
 """Command -> the kinds of its rows."""

@@ -1,7 +1,7 @@
 """``sdbench kernels``: check, search and time the SpMV variants."""
 
 import os
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +18,7 @@ from sdbench.cli.options import (
     timeout_option,
     variants_option,
 )
-from sdbench.cli.printing import print_report
+from sdbench.cli.printing import print_result
 
 
 @click.command("kernels")
@@ -90,11 +90,12 @@ def command(
     from sdbench.errors import ExitCode, SdbenchError
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
-    from sdbench.results import strict_json, write_atomic
+    from sdbench.results import write_atomic
     from sdbench.suites.kernels.chain import require_chain, run_chains
     from sdbench.suites.kernels.report import NO_GPU, report, slowest_speedup
     from sdbench.suites.kernels.shapes import parse_shapes
     from sdbench.suites.kernels.suite import KernelRun, require_right, run
+    from sdbench.suites.runs import origins
 
     if plot:
         from sdbench.suites.kernels.plot import check_plot, save_plot
@@ -125,13 +126,10 @@ def command(
             progress.note(NO_GPU)
         rows = run(options, directory, progress)
         chains = run_chains(rows, options, chain, directory, progress)
-        found = report(arguments, environment, rows, chains)
+        found = replace(report(arguments, environment, rows, chains), header=origins(directory))
         if output:
             write_atomic(output / "report.md", found.markdown())
-    if as_json:
-        sys.stdout.write(strict_json(found.document, indent=2) + "\n")
-    else:
-        print_report(found)
+    print_result(found, as_json)
     plotted = save_plot(plot, rows, environment["gpu"]["name"] if environment["gpu"] else "no GPU") if plot else True
     require_right(rows)
     if any(row["outcome"] == "incorrect" for row in chains):

@@ -131,9 +131,10 @@ def run_directory(
         SdbenchError: Ctrl-C, once the run directory has recorded it; says where the finished rows are.
     """
     from sdbench.results import RunDirectory
+    from sdbench.suites.saved import FAULTS
 
     try:
-        with RunDirectory.open(output, command, arguments, environment) if output else nullcontext() as directory:
+        with RunDirectory.open(output, command, arguments, environment, FAULTS) if output else nullcontext() as directory:
             yield directory
     except KeyboardInterrupt as error:
         kept = f"what is finished is in {output}, and the same command with --output {output} goes on" if output else NOTHING_KEPT

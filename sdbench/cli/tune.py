@@ -1,6 +1,6 @@
 """``sdbench tune``: find the fastest right config of every kernel variant on this GPU."""
 
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +16,7 @@ from sdbench.cli.options import (
     timeout_option,
     variants_option,
 )
-from sdbench.cli.printing import print_report
+from sdbench.cli.printing import print_result
 
 NO_GPU = "tuning times configs, which takes a CUDA GPU; 'sdbench kernels' checks the default configs without one"
 
@@ -74,11 +74,11 @@ def command(
     from sdbench.kernels.tuned import cache_folder, open_set
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
-    from sdbench.results import strict_json
     from sdbench.suites.kernels.report import tune_report
     from sdbench.suites.kernels.shapes import parse_shapes
     from sdbench.suites.kernels.suite import require_right
     from sdbench.suites.kernels.tune import TuneRun, export, run
+    from sdbench.suites.runs import origins
 
     if exported and effort == "none":
         raise UsageError("--export with --effort none: nothing is searched, so there is nothing to write")
@@ -106,9 +106,6 @@ def command(
             progress.note(f"{export(exported, rows, options)} choices merged into {exported}")
         if effort != "none":
             progress.note(f"choices are kept in {cache_folder()}")
-    found = tune_report(environment, rows)
-    if as_json:
-        sys.stdout.write(strict_json(found.document, indent=2) + "\n")
-    else:
-        print_report(found)
+        found = replace(tune_report(environment, rows), header=origins(directory))
+    print_result(found, as_json)
     require_right(rows)

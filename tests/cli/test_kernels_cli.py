@@ -12,7 +12,8 @@ import triton
 from rich.text import Text
 
 from sdbench.kernels import registry
-from sdbench.results import RunRecord, read_jsonl, strict_json
+from sdbench.records import RunRecord
+from sdbench.results import read_jsonl, strict_json
 from sdbench.suites.kernels.report import table
 
 SMALL = ["kernels", "--shapes", "8x32", "--device", "cpu", "--variant", "reference"]
@@ -124,6 +125,23 @@ def test_what_needs_timings_is_refused_before_a_run_without_any(option, sdbench,
     sdbench(*call).refuses(1, f"no CUDA device: {option[0]} needs timings, and those take a GPU; leave it out")
     sdbench(*call, "--device", "cpu").refuses(2, f"--device cpu: {option[0]} needs timings")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_row_is_one_line_and_leaves_the_run_as_it_was(sdbench, tmp_path):
+    call = (*SMALL, "--output", "run")
+    whole = sdbench(*call, "--json").out
+    rows, record = read_jsonl(tmp_path / "run/rows.jsonl"), (tmp_path / "run/run.json").read_bytes()
+    number = next(number for number, row in enumerate(rows, start=1) if row["record"] == "result")
+    good = rows[number - 1]
+    for bad, fault in (({"pattern": 24}, "pattern: Input should be a valid string"), ({"config": "big"}, "config: Input should be")):
+        rows[number - 1] = good | bad
+        (tmp_path / "run/rows.jsonl").write_text("".join(strict_json(row) + "\n" for row in rows))
+        sdbench(*call).refuses(1, f"run/rows.jsonl, line {number}: a row of kind 'result' with a fault ({fault}", "take the line out")
+        assert (tmp_path / "run/run.json").read_bytes() == record
+    # What the message says to do is enough.
+    del rows[number - 1]
+    (tmp_path / "run/rows.jsonl").write_text("".join(strict_json(row) + "\n" for row in rows))
+    assert strict(sdbench(*call, "--json").out)["rows"] == strict(whole)["rows"]
 
 
 @pytest.mark.parametrize("width", [80, None])

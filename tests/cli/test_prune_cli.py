@@ -194,7 +194,7 @@ class TestRefused:
     def test_a_packed_checkpoint_as_the_model(self, sdbench, checkpoint):
         pruned(sdbench, "--model", checkpoint(), "--output", "packed", "--method", "magnitude")
         sdbench("prune", *SMALL, "--model", "packed", "--output", "out").refuses(
-            1, "is pruned and packed already; give the dense checkpoint"
+            2, "is pruned and packed already; give the dense checkpoint"
         )
         assert not Path("out").exists()
 
