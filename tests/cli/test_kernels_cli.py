@@ -108,6 +108,14 @@ def test_options_that_a_shell_or_a_comparison_lets_through(sdbench, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_columns_are_explained_under_the_table(sdbench, timed_run):
+    lines = sdbench(*TIMED).out.splitlines()
+    assert [line.partition(":")[0] for line in lines[-3:]] == ["*", "% read roofline", "error"]
+    untimed = sdbench(*TWO).out.splitlines()
+    assert [line.partition(":")[0] for line in untimed[-2:]] == ["error", "no CUDA device"]
+    assert not any(line.startswith(("*", "% read roofline")) for line in untimed)
+
+
 def test_slower_than_asked_for(sdbench, timed_run):
     assert sdbench(*TIMED, "--min-speedup", 1.5).code == 0
     slower = sdbench(*TIMED, "--min-speedup", 1.6)
