@@ -249,6 +249,8 @@ class RunDirectory:
             directory.mkdir(parents=True, exist_ok=True)
             lock = _lock(directory)
             try:
+                for draft in directory.glob(".*.tmp"):
+                    draft.unlink()  # of a process that was killed as it wrote
                 fresh = RunRecord(
                     schema=RUN_SCHEMA,
                     command=command,
