@@ -6,7 +6,8 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,74 +83,68 @@ def require_audit(folder: Path, killed: int) -> None:
     ]
 
 
+def run_and_kill(folder: Path, attempts: Iterable[Callable[[], multiprocessing.process.BaseProcess]]) -> int:
+    """Makes attempts until one ends by itself; returns how many were killed before it."""
+    for killed, attempt in enumerate(attempts):
+        before = held(folder)
+        process = attempt()
+        process.join(120)
+        require_kept(before, held(folder))
+        if process.exitcode == 0:
+            return killed
+        assert process.exitcode == -signal.SIGKILL, (folder.parent / "log").read_text()
+    raise AssertionError("no attempt came to its end")
+
+
+def require_all_once(command: tuple[str, ...], folder: Path) -> None:
+    if command is KERNELS:
+        require_once(folder, "result", "kernel", "variant", "pattern", "layer")
+        return
+    samples = Counter((one["arm"], one["example"]) for one in map(json.loads, lines(folder / "samples.jsonl")))
+    assert len(samples) == 9 and set(samples.values()) == {1}
+    require_once(folder, "fidelity", "arm", "prefill", "example")
+
+
 @pytest.mark.parametrize("torn", [0, 7])
 def test_kernels_killed_at_each_write(torn: int, start: Start, tmp_path: Path) -> None:
     """The first attempt is killed at its first write, the second at its second, and so on.
 
     The rows of a shape are one write. Where a failing disk tears it, the shape is not finished: all of it is measured again.
     """
-    folder, killed = tmp_path / "run", 0
-    for at in range(1, 100):
-        before = held(folder)
-        process = start(KERNELS, at, torn)
-        process.join(120)
-        require_kept(before, held(folder))
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL, (tmp_path / "log").read_text()
-        killed += 1
+    folder = tmp_path / "run"
+    killed = run_and_kill(folder, (partial(start, KERNELS, at, torn) for at in range(1, 100)))
     assert killed >= 8
     if not torn:
-        require_once(folder, "result", "kernel", "variant", "pattern", "layer")
+        require_all_once(KERNELS, folder)
     require_audit(folder, killed)
     assert not list(folder.glob(".*"))  # no draft of a killed process stays
 
-    whole = tmp_path / "whole"
-    process = start((*KERNELS[:-1], "whole"))
-    process.join(120)
-    assert process.exitcode == 0
-    assert render(read_run(folder)).cells == render(read_run(whole)).cells
+    assert run_and_kill(tmp_path / "whole", [partial(start, (*KERNELS[:-1], "whole"))]) == 0
+    assert render(read_run(folder)).cells == render(read_run(tmp_path / "whole")).cells
 
 
-def test_e2e_killed_at_each_write(start: Start, tmp_path: Path) -> None:
-    folder, killed = tmp_path / "run", 0
-    for at in range(2, 200, 6):
-        before = held(folder)
-        process = start(E2E, at, torn=5 * (at % 2))
-        process.join(120)
-        require_kept(before, held(folder))
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL, (tmp_path / "log").read_text()
-        killed += 1
+def test_e2e_killed_at_writes(start: Start, tmp_path: Path) -> None:
+    """Every second time the write is torn as well."""
+    folder = tmp_path / "run"
+    killed = run_and_kill(folder, (partial(start, E2E, at, 5 * (at % 4 == 0)) for at in range(2, 200, 6)))
     assert killed >= 4
-    samples = Counter((one["arm"], one["example"]) for one in map(json.loads, lines(folder / "samples.jsonl")))
-    assert len(samples) == 9 and set(samples.values()) == {1}
-    require_once(folder, "fidelity", "arm", "prefill", "example")
+    require_all_once(E2E, folder)
     require_audit(folder, killed)
-    assert "NOT A COMPLETE RUN" not in render(read_run(folder)).header[0]
+    assert not any("NOT A COMPLETE RUN" in line for line in render(read_run(folder)).header)
 
 
 @pytest.mark.parametrize("command", [KERNELS, E2E], ids=["kernels", "e2e"])
 def test_killed_at_random_moments(command: tuple[str, ...], start: Start, tmp_path: Path) -> None:
     """By another process, as an operator or a machine that runs out of memory does it."""
     folder, chance = tmp_path / "run", random.Random(0)
-    killed, patience = 0, 0.2
-    while True:
-        before = held(folder)
+
+    def attempt(patience: float) -> multiprocessing.process.BaseProcess:
         process = start(command)
         time.sleep(chance.uniform(0, patience))
         process.kill()
-        process.join(120)
-        require_kept(before, held(folder))
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL, (tmp_path / "log").read_text()
-        killed, patience = killed + 1, patience * 1.4
+        return process
+
+    killed = run_and_kill(folder, (partial(attempt, 0.2 * 1.4**number) for number in range(40)))
     assert killed >= 3
+    require_all_once(command, folder)
     require_audit(folder, killed)
-    if command is KERNELS:
-        require_once(folder, "result", "kernel", "variant", "pattern", "layer")
-    else:
-        samples = Counter((one["arm"], one["example"]) for one in map(json.loads, lines(folder / "samples.jsonl")))
-        assert len(samples) == 9 and set(samples.values()) == {1}
