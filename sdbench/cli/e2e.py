@@ -12,6 +12,7 @@ from sdbench.cli.options import (
     MAX_TOKENS,
     device_option,
     json_option,
+    min_speedup_option,
     model_dtype_option,
     model_option,
     output_option,
@@ -74,7 +75,7 @@ FILE = click.Path(path_type=Path)
     "--diagnose", is_flag=True, help="Also measure, in each layer, what calibration misses of the decode steps and what pruning costs."
 )
 @click.option("--plot", type=FILE, help="Write the layers' plot of --diagnose, .png, .svg or .pdf; needs matplotlib (extra 'plots').")
-@click.option("--min-speedup", type=float, help="Exit with 4 when a pruned arm is not this many times as fast as dense.")
+@min_speedup_option("Exit with 4 when a pruned arm is not this many times as fast as dense.")
 @output_option
 @json_option
 def command(

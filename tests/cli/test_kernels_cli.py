@@ -105,6 +105,7 @@ def test_options_that_a_shell_or_a_comparison_lets_through(sdbench, tmp_path):
     sdbench(*TWO, "--output", "").refuses(2, "is empty, or the current folder")
     for option in ("--timeout", "--min-speedup"):
         sdbench(*TWO, option, "nan").refuses(2, option, "is no number")
+    sdbench("e2e", "--min-speedup", "nan").refuses(2, "--min-speedup", "is no number")
     assert not list(tmp_path.iterdir())
 
 

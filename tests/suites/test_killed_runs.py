@@ -105,6 +105,7 @@ def require_all_once(command: tuple[str, ...], folder: Path) -> None:
     require_once(folder, "fidelity", "arm", "prefill", "example")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torn", [0, 7])
 def test_kernels_killed_at_each_write(torn: int, start: Start, tmp_path: Path) -> None:
     """The first attempt is killed at its first write, the second at its second, and so on.
@@ -123,6 +124,7 @@ def test_kernels_killed_at_each_write(torn: int, start: Start, tmp_path: Path) -
     assert render(read_run(folder)).cells == render(read_run(tmp_path / "whole")).cells
 
 
+@pytest.mark.slow
 def test_e2e_killed_at_writes(start: Start, tmp_path: Path) -> None:
     """Every second time the write is torn as well."""
     folder = tmp_path / "run"
@@ -133,6 +135,7 @@ def test_e2e_killed_at_writes(start: Start, tmp_path: Path) -> None:
     assert not any("NOT A COMPLETE RUN" in line for line in render(read_run(folder)).header)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [KERNELS, E2E], ids=["kernels", "e2e"])
 def test_killed_at_random_moments(command: tuple[str, ...], start: Start, tmp_path: Path) -> None:
     """By another process, as an operator or a machine that runs out of memory does it."""
