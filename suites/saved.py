@@ -1,6 +1,6 @@
 """What the lines of a run directory must hold to be read back: checked where they are read, so that the rest may rely on it.
 
-A line may hold more; a kind of row that is not named here is read as it is. A figure that was not to be had is null, never left out.
+A line may hold more, and of a kind of row that is not named here only the attempt counts. A figure that was not to be had is null, never left out.
 """
 
 from collections.abc import Mapping
@@ -184,7 +184,7 @@ def row_fault(row: Mapping[str, Any]) -> str | None:
     kind = row.get("record")
     if not isinstance(kind, str):
         return "a row without its kind ('record')"
-    return _fault(KINDS[kind], f"a row of kind {kind!r}", row) if kind in KINDS else None
+    return _fault(KINDS.get(kind, _Line), f"a row of kind {kind!r}", row)
 
 
 def sample_fault(sample: Mapping[str, Any]) -> str | None:

@@ -108,18 +108,7 @@ def command(
     for name, given in (("--chain", chain), ("--plot", plot), ("--min-speedup", min_speedup is not None)):
         if given:
             require_gpu(target, device, f"{name} needs timings, and those take a GPU; leave it out")
-    arguments = {
-        "pattern": [str(p) for p in parsed],
-        "shapes": shapes,
-        "dtype": dtype,
-        "variant": list(variants),
-        "effort": effort,
-        "timeout": timeout,
-        "cache": not no_cache,
-        "seed": seed,
-        "chain": chain,
-        "device": target.type,
-    }
+    arguments = options.arguments(shapes) | {"cache": not no_cache, "chain": chain}
     environment = describe(target if target.type == "cuda" else None)
     with run_directory(output, "kernels", arguments, environment) as directory, Progress() as progress:
         if target.type == "cpu":

@@ -74,6 +74,7 @@ def command(
     from sdbench.kernels.tuned import cache_folder, open_set
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
+    from sdbench.results import write_atomic
     from sdbench.suites.kernels.report import tune_report
     from sdbench.suites.kernels.shapes import parse_shapes
     from sdbench.suites.kernels.suite import require_right
@@ -89,23 +90,15 @@ def command(
     require_gpu(target, device, NO_GPU)
     if exported:
         open_set(exported, capability(target))
-    arguments = {
-        "pattern": [str(p) for p in parsed],
-        "shapes": shapes,
-        "dtype": dtype,
-        "variant": list(variants),
-        "effort": effort,
-        "timeout": timeout,
-        "seed": seed,
-        "device": target.type,
-    }
     environment = describe(target)
-    with run_directory(output, "tune", arguments, environment) as directory, Progress() as progress:
+    with run_directory(output, "tune", options.arguments(shapes), environment) as directory, Progress() as progress:
         rows = run(options, directory, progress)
         if exported:
             progress.note(f"{export(exported, rows, options)} choices merged into {exported}")
         if effort != "none":
             progress.note(f"choices are kept in {cache_folder()}")
         found = replace(tune_report(environment, rows), header=origins(directory))
+        if output:
+            write_atomic(output / "report.md", found.markdown())
     print_result(found, as_json)
     require_right(rows)

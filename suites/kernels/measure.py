@@ -66,6 +66,23 @@ class Measurement:
             for pattern in self.patterns:
                 pattern.require_width(shape[1], name)
 
+    def arguments(self, shapes: str) -> dict[str, Any]:
+        """Every option that changes a result, for the run directory.
+
+        Args:
+            shapes: The text of ``--shapes``.
+        """
+        return {
+            "pattern": [str(pattern) for pattern in self.patterns],
+            "shapes": shapes,
+            "dtype": tuned.DTYPE_NAMES[self.dtype],
+            "variant": list(self.variants),
+            "effort": self.effort,
+            "timeout": self.timeout,
+            "seed": self.seed,
+            "device": self.device.type,
+        }
+
     def case(self, product: Product) -> Case:
         """What runs for a product: on a CPU a smaller shape."""
         variant, layer, pattern = product

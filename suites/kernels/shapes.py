@@ -28,7 +28,8 @@ def parse_shapes(text: str) -> dict[str, Shape]:
     for part in parts:
         match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", part)
         if match is None:
-            raise UsageError(f"--shapes: {part!r} in {text!r} is no shape; write {_meant(part)}")
+            where = f" in {text!r}" if part != text else ""
+            raise UsageError(f"--shapes: {part!r}{where} is no shape; write {_meant(part)}")
         shapes[part] = (int(match[1]), int(match[2]))
     return shapes
 

@@ -228,7 +228,7 @@ def test_nothing_that_could_run(sdbench):
         ("--pattern 2:4 --pattern 24", "write it as N:M"),
         ("--shapes 8x40 --pattern 16:32", "layer 8x40: in_features 40 is not a multiple of M=32"),
         ("--shapes 8x32,8", "--shapes: '8' in '8x32,8' is no shape; write OUTxIN"),
-        ("--shapes 32X64", "--shapes: '32X64' in '32X64' is no shape; write 32x64"),
+        ("--shapes 32X64", "--shapes: '32X64' is no shape; write 32x64"),
         ("--shapes=", "--shapes is empty: write OUTxIN, for example 4096x2560, or the name of a model: qwen3-0.6b, "),
         ("--shapes qwen3-4bb", "did you mean 'qwen3-4b'?"),
         ("--variant lanerow", "did you mean 'lane_row'?"),

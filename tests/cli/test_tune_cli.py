@@ -91,6 +91,7 @@ def test_a_run_prints_a_table_keeps_its_choice_and_exports_it(sdbench: Any, gpu:
 
     again = sdbench(*SMALL, "--pattern", "2:4", "--pattern", "1:4", "--output", "run")
     assert again.code == 0
+    assert (tmp_path / "run/report.md").read_text().startswith("### Fastest right configs on NVIDIA H200\n")
     lines = again.out.splitlines()
     assert lines[0] == "Fastest right configs on NVIDIA H200" and "s of compiling" in lines[-1]
     row = next(line for line in lines if "2:4" in line).split()
