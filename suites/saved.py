@@ -1,6 +1,7 @@
 """What the lines of a run directory must hold to be read back: checked where they are read, so that the rest may rely on it.
 
-A line may hold more, and of a kind of row that is not named here only the attempt counts. A figure that was not to be had is null, never left out.
+A line may hold more, and of a kind of row that is not named here only the attempt counts. A figure that was not to be had is null, never
+left out.
 """
 
 from collections.abc import Mapping
