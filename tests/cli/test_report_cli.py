@@ -107,6 +107,7 @@ def arm(name: str, rate: float | None, **changes: Any) -> dict[str, Any]:
     return made | ({} if pruned else {"baselines": {"eager": rate}}) | changes
 
 
+AUDITED = {"attempt": 1, "started": "2026-12-01T00:00:00+00:00", "outcome": "failed"}
 SAMPLE = {
     "ids": [7, 2], "match": None, "eos": True, "truncated": False, "tokens": 2, "kernel_calls": 0, "expected_kernel_calls": 0,
 }  # fmt: skip
@@ -117,13 +118,6 @@ def strict(text: str) -> Any:
         raise ValueError(f"{constant} is no JSON")
 
     return json.loads(text, parse_constant=refuse)
-
-
-def attempts(*changes: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {"attempt": number, "started": "2026-12-01T00:00:00+00:00", "outcome": "complete", "changed": changed}
-        for number, changed in enumerate(changes, start=1)
-    ]
 
 
 def table_line(out: str, *words: str) -> list[str]:
@@ -236,7 +230,7 @@ class TestKernels:
 
 class TestUnfinished:
     def test_what_is_there_is_shown_and_said_to_be_all(self, sdbench, saved_run):
-        saved_run("run", "kernels", ASKED, ROWS[:3], outcome="failed", outcome_reason="[b]no luck", audit=attempts({}, {}))
+        saved_run("run", "kernels", ASKED, ROWS[:3], outcome="failed", outcome_reason="[b]no luck", audit=2 * [AUDITED])
         done = sdbench("report", "run")
         assert (done.code, done.err) == (0, "")
         first, second, *_ = done.out.splitlines()
@@ -277,63 +271,6 @@ class TestUnfinished:
         done = sdbench("report", "run")
         assert done.code == 0 and "4.00" in done.out
         assert len(strict(sdbench("report", "run", "--format", "json").out)["rows"]) == 3
-
-
-A100: dict[str, Any] = {"environment": {"torch": "2.13.0", "triton": "3.7.1", "gpu": {"name": "NVIDIA A100"}}}
-LATER: dict[str, Any] = {"git": {"commit": "fedcba9876543210", "dirty": True}}
-
-
-class TestAttempts:
-    """What a resumed run holds is said to be of the machine and the code that measured it."""
-
-    def test_of_one_machine_and_code(self, sdbench, saved_run):
-        saved_run("run", "kernels", ASKED, [*ROWS[:3], *(one | {"attempt": 2} for one in ROWS[3:])], audit=attempts({}, {}))
-        header, title, *_ = sdbench("report", "run").out.splitlines()
-        assert header.endswith("on NVIDIA H200, torch 2.11.0, Triton 3.6.0, commit 0123456, complete in 2 attempts")
-        assert title.startswith("SpMV")
-
-    def test_of_two(self, sdbench, saved_run):
-        rows = [*ROWS[:3], *(one | {"attempt": 2} for one in ROWS[3:]), CHAIN | {"attempt": 2}]
-        saved_run("run", "kernels", ASKED, rows, audit=attempts({}, A100 | LATER))
-        assert sdbench("report", "run").out.splitlines()[:4] == [
-            "run: sdbench kernels of o,down, 2:4, bf16 on several machines or versions, complete in 2 attempts",
-            "ROWS OF 2 ATTEMPTS that differ in torch, triton, gpu, git: speed-ups and sums across them compare these too",
-            "attempt 1 measured 3 of the rows and samples (o) on NVIDIA H200, torch 2.11.0, Triton 3.6.0, commit 0123456",
-            "attempt 2 measured 4 of the rows and samples (down, chains) on NVIDIA A100, torch 2.13.0, Triton 3.7.1, "
-            "commit fedcba9 with changes",
-        ]
-
-    def test_an_attempt_that_measured_nothing_lends_no_name(self, sdbench, saved_run):
-        saved_run("run", "kernels", ASKED, ROWS, audit=attempts({}, A100 | LATER))
-        assert "on NVIDIA H200, torch 2.11.0, Triton 3.6.0, commit 0123456, complete in 2" in sdbench("report", "run").out.splitlines()[0]
-        assert strict(sdbench("report", "run", "--format", "json").out)["environment"]["gpu"]["name"] == "NVIDIA H200"
-
-    def test_rows_that_were_measured_again_count_for_the_later_attempt(self, sdbench, saved_run):
-        saved_run("run", "kernels", ASKED, [*ROWS, *(one | {"attempt": 2} for one in ROWS)], audit=attempts({}, A100))
-        header, title, *_ = sdbench("report", "run").out.splitlines()
-        assert "on NVIDIA A100, torch 2.13.0, Triton 3.7.1, commit 0123456" in header and title.startswith("SpMV")
-
-    def test_told_when_it_happens_and_in_its_own_report(self, sdbench, tmp_path, monkeypatch, caplog):
-        from sdbench import environment, results
-
-        call = ("kernels", "--shapes", "8x32,8x64", "--device", "cpu", "--variant", "reference", "--output", "run")
-        monkeypatch.setattr(environment, "describe", lambda device: {"torch": "2.11.0", "gpu": None, "cpu": {"model": "one"}})
-        monkeypatch.setattr(results, "git_state", lambda: {"commit": "0123456789", "dirty": False})
-        sdbench(*call)
-        rows = read_jsonl(tmp_path / "run/rows.jsonl")
-        kept = [one for one in rows if one["shape"] == [8, 32]]
-        (tmp_path / "run/rows.jsonl").write_text("".join(strict_json(one) + "\n" for one in kept))
-        monkeypatch.setattr(environment, "describe", lambda device: {"torch": "2.11.0", "gpu": None, "cpu": {"model": "two"}})
-        monkeypatch.setattr(results, "git_state", lambda: {"commit": "9876543210", "dirty": False})
-        done = sdbench(*call)
-        told = "run: kept rows are not of this machine and code (cpu.model one, two; git.commit 0123456789, 9876543210, the last one now)"
-        assert [record.message for record in caplog.records] == [f"{told}; reports tell them apart"]
-        first, second, third = done.out.splitlines()[:3]
-        assert first.startswith("ROWS OF 2 ATTEMPTS that differ in cpu, git:")
-        assert "(8x32) on CPU" in second and "commit 0123456" in second and "(8x64) on CPU" in third and "commit 9876543" in third
-        assert all(line in (tmp_path / "run/report.md").read_text() for line in (first, second, third))
-        assert sdbench("report", "run").out.split("\n", 1)[1] == done.out
-        assert len(caplog.records) == 1
 
 
 class TestFormats:
