@@ -72,6 +72,18 @@ def ratio_of_means(
     return Interval(float(above.mean() / below.mean()), float(found.confidence_interval.low), float(found.confidence_interval.high))
 
 
+def share_interval(count: int, total: int, *, level: float = 0.95) -> Interval:
+    """A share of yes-or-no outcomes and its Wilson interval, which also holds for a share of 0 or 1.
+
+    Args:
+        count: How many are yes.
+        total: How many there are, at least one.
+        level: Of the interval.
+    """
+    found = stats.binomtest(count, total).proportion_ci(confidence_level=level, method="wilson")
+    return Interval(count / total, float(found.low), float(found.high))
+
+
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
     """Two-sided exact p of McNemar's test: how likely so lopsided a disagreement is when both arms are equally good.
 

@@ -103,6 +103,7 @@ def _rows(x, GROUP: tl.constexpr):
 
 @triton.jit
 def _tile(ptr, positions, end, SIZE: tl.constexpr, HALF: tl.constexpr):
+    """Both halves of keys or values at positions before ``end``, zeros elsewhere."""
     at = ptr + positions[:, None] * SIZE + tl.arange(0, HALF)[None, :]
     inside = (positions < end)[:, None]
     return tl.load(at, mask=inside, other=0.0), tl.load(at + HALF, mask=inside, other=0.0)
@@ -131,9 +132,13 @@ def attention_kernel(
     y_ptr, largest_ptr, weight_ptr, part_ptr, length,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, SCALE: tl.constexpr, SPLITS: tl.constexpr,
     HIDDEN: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_CEIL: tl.constexpr, EPS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
-    PER_CEIL: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, SLICES: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    PER_CEIL: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, SLICES: tl.constexpr, SHORT: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (key-value heads, slices); the cache's length is no constant, so that caches of other lengths need no compilation."""
+    """Grid (key-value heads, slices); the cache's length is no constant, so that caches of other lengths need no compilation.
+
+    SHORT: a slice is one tile at any position.
+    """
     HALF: tl.constexpr = SIZE // 2
     PER: tl.constexpr = HEADS // KV_HEADS
     ROWS: tl.constexpr = (HEADS + 2 * KV_HEADS) * SIZE
@@ -148,12 +153,17 @@ def attention_kernel(
     sin = tl.load(sin_ptr + position * HALF + half)
     keys_ptr += kv.to(tl.int64) * length * SIZE
     values_ptr += kv.to(tl.int64) * length * SIZE
-    chunk = tl.cdiv(tl.cdiv(position, SLICES), TILE) * TILE
+    if SHORT:
+        chunk = TILE
+    else:
+        chunk = tl.cdiv(tl.cdiv(position, SLICES), TILE) * TILE
     first = part * chunk
     end = tl.minimum(position, first + chunk)
     at = first + tl.arange(0, TILE)
-    k1, k2 = _tile(keys_ptr, at, end, SIZE, HALF)
-    v1, v2 = _tile(values_ptr, at, end, SIZE, HALF)
+    # The tiles of a short cache lie where they lie: they are asked for before the position is known.
+    known = length if SHORT else end
+    k1, k2 = _tile(keys_ptr, at, known, SIZE, HALF)
+    v1, v2 = _tile(values_ptr, at, known, SIZE, HALF)
     head = kv * PER + tl.minimum(tl.arange(0, PER_CEIL), PER - 1)
     at_q = (head * SIZE)[:, None] + half[None, :]
     at_n = ((HEADS + kv) * SIZE + half)[None, :]
@@ -194,12 +204,17 @@ def attention_kernel(
         weight = tl.full([GROUP], 1.0, tl.float32)
         o1 += value1.to(tl.float32)
         o2 += value2.to(tl.float32)
+    if SHORT:
+        # What an earlier reply left behind may be no number, and that times 0 is none either.
+        v1 = tl.where((at < end)[:, None], v1, 0.0)
+        v2 = tl.where((at < end)[:, None], v2, 0.0)
     largest, weight, o1, o2 = _add_tile(largest, weight, o1, o2, q1, q2, k1, k2, v1, v2, at < end, SCALE)
-    for start in tl.range(first + TILE, end, TILE, num_stages=STAGES):
-        at = start + tl.arange(0, TILE)
-        k1, k2 = _tile(keys_ptr, at, end, SIZE, HALF)
-        v1, v2 = _tile(values_ptr, at, end, SIZE, HALF)
-        largest, weight, o1, o2 = _add_tile(largest, weight, o1, o2, q1, q2, k1, k2, v1, v2, at < end, SCALE)
+    if not SHORT:
+        for start in tl.range(first + TILE, end, TILE, num_stages=STAGES):
+            at = start + tl.arange(0, TILE)
+            k1, k2 = _tile(keys_ptr, at, end, SIZE, HALF)
+            v1, v2 = _tile(values_ptr, at, end, SIZE, HALF)
+            largest, weight, o1, o2 = _add_tile(largest, weight, o1, o2, q1, q2, k1, k2, v1, v2, at < end, SCALE)
     row = tl.arange(0, GROUP)
     # One of the rows that repeat a head; the heads that fill PER up to a power of two are none.
     real = (row % REPEATS == 0) & (row // REPEATS < PER)
@@ -266,6 +281,7 @@ class Attention:
         self.keys, self.values = keys, values
         self._cos, self._sin = cos, sin
         self._slices, self._tile, self._dependent = slices, tile, dependent
+        self._short = slices * tile >= keys.shape[1]
         # Three tiles of keys and values in flight where shared memory has room for them.
         self._stages = 3 if heads.size * keys.element_size() <= 256 else 2
         self._largest, self._weight = (torch.empty(heads.query, slices, device=keys.device) for _ in range(2))
@@ -294,7 +310,7 @@ class Attention:
             self._cos, self._sin, self.keys, self.values, position, y, self._largest, self._weight, self._part,
             self.keys.shape[1], heads.query, heads.key_value, heads.size, heads.scale, sums.shape[0],
             hidden, squares.numel(), triton.next_power_of_2(squares.numel()), eps, parts.bias is not None, normed,
-            per, max(_MATRIX_ROWS, per), self._tile, slices, self._stages, self._dependent,
+            per, max(_MATRIX_ROWS, per), self._tile, slices, self._short, self._stages, self._dependent,
             num_warps=_WARPS, launch_pdl=self._dependent,
         )  # fmt: skip
         if slices > 1:

@@ -20,6 +20,7 @@ COMMANDS = {
     "decode": "Time decoding at batch 1, dense, int8 and pruned, over context lengths; profile a step.",
     "tune": "Find the fastest right config of every kernel variant on this GPU, and keep it for all later runs.",
     "report": "Show runs again: tables, sums and notes from their run directories.",
+    "runs": "List the run directories below a folder: of what, how they ended, when, with how many rows and attempts.",
     "compare": "Compare run NEW with run BASE: what is wrong now, what got worse, what got slower.",
     "pool": "Pool several draws of e2e runs: fidelity over all of them, with intervals over questions.",
     "prune": "Calibrate, prune and write a checkpoint that sdbench.load and transformers read.",

@@ -1,6 +1,7 @@
 """``sdbench e2e``: the whole answer in one table."""
 
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -117,10 +118,11 @@ def command(
     from sdbench.suites.e2e.arms import DENSE
     from sdbench.suites.e2e.data import load
     from sdbench.suites.e2e.options import E2EOptions
-    from sdbench.suites.e2e.plot import save_plot
+    from sdbench.suites.e2e.plot import draw
     from sdbench.suites.e2e.report import report, wrong_calls
     from sdbench.suites.e2e.suite import run
-    from sdbench.suites.kernels.plot import check_plot
+    from sdbench.suites.plots import check_plot, save_plot
+    from sdbench.suites.runs import origins
 
     target = resolve_device(device)
     spec = resolve_model(model, revision, target)
@@ -150,9 +152,10 @@ def command(
         if directory:
             directory.add_row({"record": "model", "model": spec.name, "reason": spec.reason})
         found = report(options.arguments(), environment, outcome.arms, outcome.calibration, str(output), spec.reason, outcome.layers)
+        found = replace(found, header=origins(directory))
         write_atomic(output / "report.md", found.markdown())
         if plot:
-            save_plot(plot, outcome.layers, f"{spec.name}, {options.pattern}, {options.method}")
+            save_plot(plot, draw(outcome.layers, f"{spec.name}, {options.pattern}, {options.method}"))
         wrong = wrong_calls(outcome.arms)
         if wrong:
             raise CheckFailed("; ".join(wrong))

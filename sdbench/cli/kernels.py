@@ -98,7 +98,8 @@ def command(
     from sdbench.suites.runs import origins
 
     if plot:
-        from sdbench.suites.kernels.plot import check_plot, save_plot
+        from sdbench.suites.kernels.plot import draw
+        from sdbench.suites.plots import check_plot, save_plot
 
         check_plot(plot)
     parsed = list(dict.fromkeys(Pattern.parse(text) for text in patterns))
@@ -119,7 +120,7 @@ def command(
         if output:
             write_atomic(output / "report.md", found.markdown())
     print_result(found, as_json)
-    plotted = save_plot(plot, rows, environment["gpu"]["name"] if environment["gpu"] else "no GPU") if plot else True
+    plotted = save_plot(plot, draw(rows, environment["gpu"]["name"] if environment["gpu"] else "no GPU")) if plot else True
     require_right(rows)
     if any(row["outcome"] == "incorrect" for row in chains):
         raise SdbenchError("a chain gave a wrong result: see its row", ExitCode.CHECK_FAILED)

@@ -27,10 +27,16 @@ ONE_RUN = ("csv", "json")
     help="text as the command printed it; markdown for a job summary; csv with a line a result and all digits; json as the command's own.",
 )
 @click.option("--output", type=click.Path(path_type=Path), help="Write to this file.  [default: standard output]")
-@click.option("--force", is_flag=True, help="Replace the --output file if it is there.")
+@click.option("--force", is_flag=True, help="Replace the --output or --html file if it is there.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw the kernel run's time over bytes read; .png, .svg or .pdf.")
+@click.option("--html", type=click.Path(path_type=Path), help="Also write one self-contained page: tables, plots and what was run.")
 def command(
-    runs: tuple[Path, ...], form: Literal["text", "markdown", "csv", "json"], output: Path | None, force: bool, plot: Path | None
+    runs: tuple[Path, ...],
+    form: Literal["text", "markdown", "csv", "json"],
+    output: Path | None,
+    force: bool,
+    plot: Path | None,
+    html: Path | None,
 ) -> None:
     """Show runs again: tables, sums and notes from their run directories.
 
@@ -42,38 +48,66 @@ def command(
     sdbench report run another --format markdown >> summary.md
     sdbench report run --format csv --output rows.csv
     sdbench report run --plot roofline.svg
+    sdbench report run another --html report.html
     """
     from sdbench.errors import ExitCode, SdbenchError, UsageError
-    from sdbench.results import write_atomic
+    from sdbench.suites.plots import check_plot, require_matplotlib, save_plot
     from sdbench.suites.reports import render
-    from sdbench.suites.runs import RUN_FILES, read_run
+    from sdbench.suites.runs import read_run
 
     if len(runs) > 1 and form in ONE_RUN:
         raise UsageError(f"--format {form} holds one run, and {len(runs)} are given; call it once for each")
     saved = [read_run(path) for path in runs]
     reports = [render(run) for run in saved]
-    if output and any(output.absolute().parent == path.absolute() and output.name in RUN_FILES for path in runs):
-        raise UsageError(f"--output {output} is a file of the run itself; name another")
-    if output and output.exists() and not force:
-        raise UsageError(f"--output {output} is there already; --force replaces it")
+    for option, file in (("--output", output), ("--html", html)):
+        if file:
+            _require_free(option, file, runs, force)
+    if html:
+        require_matplotlib("--html")
+        if output and output.absolute() == html.absolute():
+            raise UsageError(f"--html and --output name one file, {html}")
     if plot:
-        from sdbench.suites.kernels.plot import check_plot, save_plot
-
         check_plot(plot)
         kernels = [(run, report) for run, report in zip(saved, reports, strict=True) if run.record.command == "kernels"]
         if len(kernels) != 1:
             raise UsageError(f"--plot draws one run of 'sdbench kernels', and {len(kernels)} are given")
+    if html:
+        from sdbench.suites.html.page import page
+
+        _write(html, page(list(zip(saved, reports, strict=True))))
     if output:
-        try:
-            write_atomic(output, _text(reports, form))
-        except OSError as error:
-            raise SdbenchError(f"cannot write {output}: {error.strerror}") from error
+        _write(output, _text(reports, form))
     elif form == "text":
         _show(reports)
     else:
         sys.stdout.write(_text(reports, form))
-    if plot and not save_plot(plot, kernels[0][1].document["rows"], kernels[0][0].place):
-        raise SdbenchError(f"nothing to plot in {plot}: no row has a timing", ExitCode.NOTHING_SELECTED)
+    if plot:
+        from sdbench.suites.kernels.plot import draw
+
+        ((run, report),) = kernels
+        if not save_plot(plot, draw(report.document["rows"], run.place)):
+            raise SdbenchError(f"nothing to plot in {plot}: no row has a timing", ExitCode.NOTHING_SELECTED)
+
+
+def _require_free(option: str, file: Path, runs: tuple[Path, ...], force: bool) -> None:
+    """Refuses a file that is there, or is the run's own."""
+    from sdbench.errors import UsageError
+    from sdbench.suites.runs import RUN_FILES
+
+    if any(file.absolute().parent == path.absolute() and file.name in RUN_FILES for path in runs):
+        raise UsageError(f"{option} {file} is a file of the run itself; name another")
+    if file.exists() and not force:
+        raise UsageError(f"{option} {file} is there already; --force replaces it")
+
+
+def _write(file: Path, text: str) -> None:
+    from sdbench.errors import SdbenchError
+    from sdbench.results import write_atomic
+
+    try:
+        write_atomic(file, text)
+    except OSError as error:
+        raise SdbenchError(f"cannot write {file}: {error.strerror}") from error
 
 
 def _text(reports: "list[Report]", form: str) -> str:

@@ -28,15 +28,14 @@ from sdbench.kernels.registry import CompileSource
 sys.path.insert(0, str(Path(__file__).parent))
 from compile_variants import SM_COUNT, compile_for, facts
 
+_QWEN3_4B = Qwen3Config(
+    vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=2, num_attention_heads=32,
+    num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,
+)  # fmt: skip
+
 MODELS: dict[str, tuple[PretrainedConfig, torch.dtype, int]] = {
-    "qwen3-4b": (
-        Qwen3Config(
-            vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=2, num_attention_heads=32,
-            num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,
-        ),
-        torch.bfloat16,
-        4096,
-    ),
+    "qwen3-4b": (_QWEN3_4B, torch.bfloat16, 4096),
+    "qwen3-4b-short": (_QWEN3_4B, torch.bfloat16, 384),
     "small-with-biases": (
         Qwen2Config(
             vocab_size=1000, hidden_size=96, intermediate_size=200, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1
@@ -45,7 +44,7 @@ MODELS: dict[str, tuple[PretrainedConfig, torch.dtype, int]] = {
         32,
     ),
 }  # fmt: skip
-"""Config, dtype and positions of the cache: many slices of it, and one."""
+"""Config, dtype and positions of the cache: slices of many tiles, of one each, and a single slice."""
 
 KERNELS = ((norm, "norm_kernel"), (gate, "gate_kernel"), (attention, "attention_kernel"), (attention, "merge_kernel"),
            (head, "head_kernel"), (head, "advance_kernel"))  # fmt: skip

@@ -87,7 +87,9 @@ def test_faults_are_seen_in_compiled_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "capability", "slices"), [("qwen3-4b", 90, True), ("small-with-biases", 80, False)])
+@pytest.mark.parametrize(
+    ("model", "capability", "slices"), [("qwen3-4b", 90, True), ("qwen3-4b-short", 90, True), ("small-with-biases", 80, False)]
+)
 def test_kernels_of_a_decode_step(model: str, capability: int, slices: bool, tmp_path: Path) -> None:
     """They build, spill nothing, fit shared memory, and take part in dependent launch where the device has it.
 

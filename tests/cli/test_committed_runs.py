@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,12 @@ import pytest
 from rich.text import Text
 
 from sdbench.results import read_jsonl
+from sdbench.suites.reports import render
+from sdbench.suites.runs import read_run
 
 RESULTS = Path(__file__).parents[2] / "results"
 COMMITTED = sorted(file.parent for file in RESULTS.glob("*/*/*/run.json") if file.parts[-4] != "local")
-KERNELS = RESULTS / "nvidia-h200/kernels/qwen3-4b"
+KERNELS = RESULTS / "nvidia-h200/kernels/five-patterns"
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
@@ -55,6 +59,19 @@ def test_no_figure_is_cut_on_80_columns(path, sdbench, monkeypatch):
     assert max(map(len, table)) <= 80
     words = {word for line in table for word in line.split()}
     assert {word for line in wide if line.startswith(" ") for word in line.split()} <= words
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
+@pytest.mark.parametrize("columns", [None, "40"])
+def test_no_figure_is_cut_in_a_log(path, columns, tmp_path):
+    """CASES 23: no terminal, as in CI, whatever COLUMNS says: each row stands on one line, whole."""
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | ({"COLUMNS": columns} if columns else {})
+    command = [sys.executable, "-m", "sdbench", "report", str(path)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", env=environment, check=True)
+    report = render(read_run(path))
+    lines = {" ".join(line.split()) for line in done.stdout.splitlines()}
+    rows = [row for table in (report, *report.more) for row in table.cells]
+    assert rows and all(" ".join(" ".join(row).split()) in lines for row in rows)
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)

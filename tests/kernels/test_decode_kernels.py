@@ -145,7 +145,11 @@ def wanted(
 
 @pytest.mark.parametrize(
     ("position", "slices", "normed", "biased"),
-    [(0, 1, True, False), (5, 1, False, True), (40, 1, True, True), (40, 2, True, False), (3, 3, False, False)],
+    # Tiles of 16 in a cache of 64: from four slices on, each is one tile.
+    [
+        *((0, 1, True, False), (5, 1, False, True), (40, 1, True, True), (40, 2, True, False), (3, 3, False, False)),
+        *((0, 4, True, False), (16, 4, False, True), (40, 4, True, True), (63, 5, True, False)),
+    ],
 )
 def test_attention(runs: str, position: int, slices: int, normed: bool, biased: bool, device: torch.device) -> None:
     heads, length, hidden = Heads(4, 2, 32, 0.3), 64, 48

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from sdbench.results import read_jsonl
-from sdbench.suites.kernels.plot import ROOFLINE, draw, save_plot
+from sdbench.suites.kernels.plot import ROOFLINE, draw
+from sdbench.suites.plots import save_plot
 
 pytest.importorskip("matplotlib")
 
-RUN = Path(__file__).parents[2] / "results/nvidia-h200/kernels/qwen3-4b/rows.jsonl"
+RUN = Path(__file__).parents[2] / "results/nvidia-h200/kernels/five-patterns/rows.jsonl"
 
 
 @pytest.fixture
@@ -109,15 +110,15 @@ def test_series_differ_without_colour(rows: list[dict[str, Any]]) -> None:
 
 def test_nothing_to_plot(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     untimed = [row | {"us": None, "gbps": None, "roofline": None} for row in rows]
-    assert not save_plot(tmp_path / "plot.png", untimed, "no GPU")
-    assert not save_plot(tmp_path / "plot.png", [], "no GPU")
+    assert not save_plot(tmp_path / "plot.png", draw(untimed, "no GPU"))
+    assert not save_plot(tmp_path / "plot.png", draw([], "no GPU"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_saved_plot_is_not_blank(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    assert save_plot(tmp_path / "plot.png", rows, "NVIDIA H200")
+    assert save_plot(tmp_path / "plot.png", draw(rows, "NVIDIA H200"))
     image = imread(tmp_path / "plot.png")
     assert image.shape[:2] == (900, 1500)
     inked = (image[..., :3] < 0.9).any(axis=-1)

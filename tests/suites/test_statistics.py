@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sdbench.suites.statistics import mcnemar, ratio_of_means
+from sdbench.suites.statistics import mcnemar, ratio_of_means, share_interval
 
 
 def test_two_questions_by_hand() -> None:
@@ -38,6 +38,14 @@ def test_where_there_is_no_interval() -> None:
     assert ratio_of_means([1.0, 2.0], [0.0, 0.0]) is None
     with pytest.raises(ValueError, match="2 figures against 1"):
         ratio_of_means([1.0, 2.0], [1.0])
+
+
+def test_share_by_hand() -> None:
+    """Wilson: (k + z^2 / 2 -+ z sqrt(k (n - k) / n + z^2 / 4)) / (n + z^2), with z = 1.96."""
+    found = share_interval(8, 10)
+    assert (found.estimate, found.low, found.high) == (0.8, pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    # All right: the upper end is 1, the lower n / (n + z^2).
+    assert share_interval(200, 200).high == 1.0 and share_interval(200, 200).low == pytest.approx(200 / 203.8415, abs=1e-5)
 
 
 def test_mcnemar_by_hand() -> None:

@@ -12,7 +12,6 @@ from sdbench.kernels import registry, tuned
 from sdbench.kernels.launching import capability, sm_count, uses_kernels
 from sdbench.kernels.quantized.weights import quantize
 from sdbench.kernels.registry import Problem, Variant
-from sdbench.kernels.spmv.lane_row import AT_END
 from sdbench.packing import stack_rows
 
 Sums = dict[tuple[int, int], Tensor]
@@ -26,8 +25,6 @@ class Product:
         linears: Linears of one input, whose rows follow one another.
         sums: Buffers by their shape ``(splits, out)``, which products that run one after the other share; a missing one is added.
         quantized: ``"int8"`` or ``"fp8"`` to round a dense weight to 8 bits; None to leave it.
-        crowded: The next kernel has few and large programs. Started early, two of them settle on one multiprocessor and none on another, so
-            a packed product, whose own programs stay longest, lets it start late.
 
     Attributes:
         sums: float32 ``[splits, out]``, the result of the last call.
@@ -40,7 +37,7 @@ class Product:
         Unfusable: Some of the linears are packed and others are not, or in different ways.
     """
 
-    def __init__(self, linears: Sequence[Linear], sums: Sums, quantized: str | None = None, crowded: bool = False):
+    def __init__(self, linears: Sequence[Linear], sums: Sums, quantized: str | None = None):
         packed = [linear.packed for linear in linears if isinstance(linear, PackedLinear)]
         if packed and len(packed) < len(linears):
             raise Unfusable("no fused step: some of the linears of one input are pruned and others are not")
@@ -65,8 +62,7 @@ class Product:
             config = dict(tuned.lookup(variant, problem, device)[0] if device.type == "cuda" else variant.default(problem))
             if "pdl" in config:
                 # All kernels of a step take part in dependent launch.
-                early = config["pdl"] or problem.dependent_launch
-                config["pdl"] = AT_END if early and crowded and self.packed else early
+                config["pdl"] = config["pdl"] or problem.dependent_launch
             splits = config.get("splits", 1) if variant.kernel == "spmv_partial" else 1
             self.variant = variant.name
             self.sums = _shared(sums, splits, out, device)

@@ -21,7 +21,7 @@ class _Layer:
     def __init__(self, part: LayerPlan, attention: Attention, sums: Sums, quantized: str | None):
         self.input_gamma, self.post_gamma = part.input_gamma, part.post_gamma
         self.attention = attention
-        self.qkv, self.o = Product(part.qkv, sums, quantized, crowded=True), Product([part.o], sums, quantized)
+        self.qkv, self.o = Product(part.qkv, sums, quantized), Product([part.o], sums, quantized)
         self.gate_up, self.down = Product(part.gate_up, sums, quantized), Product([part.down], sums, quantized)
 
 
