@@ -76,8 +76,8 @@ def _without_nan(value: Any, status: bool = False) -> Any:
 def first_fault(error: ValidationError) -> str:
     """The first thing that pydantic found wrong, and where, in one line."""
     fault = error.errors()[0]
-    where = ".".join(str(part) for part in fault["loc"]) or "the whole"
-    return f"{where}: {fault['msg']}"
+    where = ".".join(str(part) for part in fault["loc"])
+    return f"{where}: {fault['msg']}" if where else fault["msg"]
 
 
 def _is_non_finite(value: Any) -> bool:
