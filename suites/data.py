@@ -4,10 +4,10 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,15 +18,24 @@ NORMALISATION: Literal["nfkc-casefold-whitespace"] = "nfkc-casefold-whitespace"
 """Name of what ``normalise_question`` does, recorded in the manifest."""
 
 FORMAT = 'each line is a JSON object with texts "question" and "answer"'
+QUESTIONS = 'each line is a JSON object with a text "question"'
 
 
 @dataclass(frozen=True)
 class Example:
-    """One question with its reference answer; the model sees the question alone, the answer reaches only the grader."""
+    """One question with its reference answer; the model sees the question alone, the rest reaches only the grader.
+
+    Attributes:
+        id: Its id.
+        question: What the model is asked.
+        answer: The reference; None where there is none.
+        grading: What else the grader needs: unit tests, criteria.
+    """
 
     id: str
     question: str
-    answer: str
+    answer: str | None
+    grading: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Part(BaseModel):
@@ -77,13 +86,22 @@ class _Record(BaseModel):
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
     question: str
-    answer: str
+    answer: str | None = None
     id: str | None = None
     split: str | None = None
+    grading: dict[str, Any] = {}
 
 
-def load_examples(path: Path | str) -> list[Example]:
-    """Reads examples from JSONL with ``question``, ``answer`` and optionally ``id`` (else ``<stem>-<line number>``).
+class _AnsweredRecord(_Record):
+    answer: str
+
+
+def load_examples(path: Path | str, answers: bool = True) -> list[Example]:
+    """Reads examples from JSONL with ``question``, ``answer`` and optionally ``id`` (else ``<stem>-<line number>``) and ``grading``.
+
+    Args:
+        path: The file.
+        answers: Whether every example must have an answer.
 
     Raises:
         SdbenchError: The file is missing, empty, not of that form (file, line and fault named), or repeats an id.
@@ -96,15 +114,15 @@ def load_examples(path: Path | str) -> list[Example]:
     for number, line in enumerate(_read(file).split(b"\n"), start=1):
         if not line.strip():
             continue
-        record = _parse(line, f"{file}, line {number}")
+        record = _parse(line, f"{file}, line {number}", answers)
         if record.split is not None and record.split.strip().casefold() == "test":
             raise UsageError(f"{file}, line {number}: marked as a test split, which sdbench never reads; pass the training split")
         name = record.id or f"{file.stem}-{number}"
         if name in examples:
             raise SdbenchError(f"{file}, line {number}: id {name!r} occurs twice; give every example its own id or none")
-        examples[name] = Example(name, record.question, record.answer)
+        examples[name] = Example(name, record.question, record.answer, record.grading)
     if not examples:
-        raise SdbenchError(f"{file} holds no examples; {FORMAT}")
+        raise SdbenchError(f"{file} holds no examples; {FORMAT if answers else QUESTIONS}")
     return list(examples.values())
 
 
@@ -134,13 +152,14 @@ def split(
     seed: int,
     revision: str | None = None,
     force: bool = False,
+    load: Callable[[Path], list[Example]] = load_examples,
 ) -> Manifest:
     """Splits one training file into two parts without shared questions and pins them in a manifest.
 
     Which part a question goes to depends on its text and the seed alone. Of questions that are equal after normalising the first is kept.
 
     Args:
-        source: JSONL as ``load_examples`` reads it.
+        source: A file as ``load`` reads it.
         train_out: File for the training part, from which calibration examples are drawn.
         validation_out: File for the held-out part.
         manifest_out: File for the manifest.
@@ -148,6 +167,7 @@ def split(
         seed: Any whole number.
         revision: The dataset's revision; None takes the start of the source file's SHA-256.
         force: Replace files that are there.
+        load: Reads the source; that of a task for a file in the task's own form.
 
     Raises:
         UsageError: A size that leaves a part empty, output names that collide or say "test", or files that are there without ``force``.
@@ -167,24 +187,35 @@ def split(
     revision = f"sha256-{source_hash[:12]}" if revision is None else revision
     _require_revision(revision)
 
-    examples = load_examples(source)
-    distinct = list({normalise_question(example.question): example for example in reversed(examples)}.values())
-    held_out = _held_out(validation_size, len(distinct))
-    chosen = {example.id for example in _shuffled(distinct, "split", seed)[:held_out]}
-    kept = {example.id for example in distinct}
-    in_order = [example for example in examples if example.id in kept]
-    _write(train_out, _to_jsonl(example for example in in_order if example.id not in chosen))
-    _write(validation_out, _to_jsonl(example for example in in_order if example.id in chosen))
+    examples = load(source)
+    train, validation = hold_out(examples, validation_size, seed)
+    _write(train_out, _to_jsonl(train))
+    _write(validation_out, _to_jsonl(validation))
     manifest = make_manifest(
         train_out,
         validation_out,
         revision=revision,
         source=Source(file=source.name, sha256=source_hash),
         seed=seed,
-        dropped_duplicates=len(examples) - len(distinct),
+        dropped_duplicates=len(examples) - len(train) - len(validation),
     )
     manifest.write(manifest_out)
     return manifest
+
+
+def hold_out(examples: Sequence[Example], size: int | float, seed: int) -> tuple[list[Example], list[Example]]:
+    """Two parts without shared questions, each in the order of the examples; of equal questions the first is kept.
+
+    Args:
+        examples: All of them.
+        size: Questions of the second part: a count (int) or a share of the distinct ones (float); neither part may be empty.
+        seed: Another one holds out other questions.
+    """
+    distinct = list({normalise_question(example.question): example for example in reversed(examples)}.values())
+    chosen = {example.id for example in _shuffled(distinct, "split", seed)[: _held_out(size, len(distinct))]}
+    kept = {example.id for example in distinct}
+    in_order = [example for example in examples if example.id in kept]
+    return [example for example in in_order if example.id not in chosen], [example for example in in_order if example.id in chosen]
 
 
 def make_manifest(
@@ -211,7 +242,7 @@ def make_manifest(
         SdbenchError: A part cannot be used.
     """
     _require_revision(revision)
-    train, validation = load_examples(train_path), load_examples(validation_path)
+    train, validation = (load_examples(path, answers=False) for path in (train_path, validation_path))
     _refuse_shared(train, validation)
     return Manifest(
         schema="sdbench.split/1",
@@ -255,7 +286,7 @@ def verify_manifest(
                 "restore the file or split anew"
             )
     if validation_path is not None:
-        _refuse_shared(load_examples(train_path), load_examples(validation_path))
+        _refuse_shared(load_examples(train_path, answers=False), load_examples(validation_path, answers=False))
     return manifest
 
 
@@ -298,17 +329,20 @@ def _refuse_shared(train: Iterable[Example], validation: Iterable[Example]) -> N
         )
 
 
-def _parse(line: bytes, where: str) -> _Record:
+def _parse(line: bytes, where: str, answers: bool) -> _Record:
+    form = FORMAT if answers else QUESTIONS
     try:
         # utf-8-sig: a byte order mark before the first line is no part of its JSON.
-        record = _Record.model_validate(json.loads(line.decode("utf-8-sig"), parse_float=str))
+        content = json.loads(line.decode("utf-8-sig"), parse_float=str)
+        record = (_AnsweredRecord if answers else _Record).model_validate(content)
     except ValidationError as error:
-        raise SdbenchError(f"{where}: {_first_fault(error)}; {FORMAT}") from error
+        raise SdbenchError(f"{where}: {_first_fault(error)}; {form}") from error
     except ValueError as error:
-        raise SdbenchError(f"{where}: not JSON in UTF-8 ({error}); {FORMAT}") from error
+        raise SdbenchError(f"{where}: not JSON in UTF-8 ({error}); {form}") from error
     for name in ("question", "answer"):
-        if not getattr(record, name).strip():
-            raise SdbenchError(f"{where}: {name} is empty; {FORMAT}")
+        text = getattr(record, name)
+        if text is not None and not text.strip():
+            raise SdbenchError(f"{where}: {name} is empty; {form}")
     return record
 
 
@@ -335,7 +369,7 @@ def _shuffled(examples: Iterable[Example], purpose: str, seed: int) -> list[Exam
 
 
 def _to_jsonl(examples: Iterable[Example]) -> str:
-    return "".join(strict_json(example) + "\n" for example in examples)
+    return "".join(strict_json({name: value for name, value in vars(example).items() if value}) + "\n" for example in examples)
 
 
 def _part(path: Path, examples: Sequence[Example]) -> Part:

@@ -20,6 +20,7 @@ from sdbench.cli.options import (
     run_directory,
 )
 from sdbench.cli.printing import print_report
+from sdbench.cli.tasks import find_data, task_options
 
 FILE = click.Path(path_type=Path)
 
@@ -44,8 +45,9 @@ FILE = click.Path(path_type=Path)
     show_default=True,
     help="Weights that the prompt runs on in pruned arms.",
 )
-@click.option("--train", type=FILE, help="Calibration examples, JSONL with question and answer.  [default: bundled arithmetic]")
-@click.option("--validation", type=FILE, help="Judged examples.  [default: bundled arithmetic]")
+@task_options
+@click.option("--train", type=FILE, help="Calibration examples, JSONL with question and answer, in place of --data.")
+@click.option("--validation", type=FILE, help="Judged examples.")
 @click.option("--split-manifest", type=FILE, help="Manifest of both files, from 'sdbench split'.")
 @click.option("--dataset-revision", help="Refuse a manifest that names another revision.")
 @click.option("--calibration-examples", type=int, default=16, show_default=True, help="Examples of --train to calibrate on.")
@@ -70,6 +72,9 @@ FILE = click.Path(path_type=Path)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every draw.")
 @model_dtype_option
 @device_option
+@click.option("--allow-code-execution", is_flag=True, help="Run generated classes against their tests (classeval), locked away.")
+@click.option("--judge-url", help="OpenAI-compatible endpoint that scores texts (writingbench), such as http://localhost:8000/v1.")
+@click.option("--judge-model", help="The judge's name there; its key, if it wants one, goes into $SDBENCH_JUDGE_KEY.")
 @click.option("--fidelity", flag_value="also", default="no", help="Also compare each pruned arm with the dense model, token by token.")
 @click.option("--fidelity-only", "fidelity", flag_value="only", help="Judge pruned arms by fidelity alone: no answers of theirs, no rates.")
 @click.option(
@@ -87,6 +92,11 @@ def command(
     device: str,
     dtype: str,
     pattern: str,
+    task: str | None,
+    data: Path | None,
+    fidelity: str,
+    judge_url: str | None,
+    judge_model: str | None,
     plot: Path | None,
     min_speedup: float | None,
     output: Path | None,
@@ -104,6 +114,8 @@ def command(
     sdbench e2e --calib text --calibration-text c4.jsonl --sequential
     sdbench e2e --calib decode+sink --fidelity-only --diagnose --plot layers.png
     sdbench e2e --model random:Qwen/Qwen3-4B-Instruct-2507 --equal-tokens 256
+    sdbench e2e --task gsm8k --data gsm8k/train.jsonl
+    sdbench e2e --task classeval --data ClassEval_data.json --allow-code-execution
     sdbench split train.jsonl --output data
     sdbench e2e --model model.gguf --train data/train.jsonl \\
         --validation data/validation.jsonl --split-manifest data/manifest.json
@@ -123,11 +135,18 @@ def command(
     from sdbench.suites.e2e.suite import run
     from sdbench.suites.plots import check_plot, save_plot
     from sdbench.suites.runs import origins
+    from sdbench.suites.tasks.endpoint import Judge
 
     target = resolve_device(device)
     spec = resolve_model(model, revision, target)
+    chosen, data = find_data(task, data, split=rest["train"] is not None)
     if max_tokens is None:
-        max_tokens = DEMO_MAX_TOKENS if spec.kind == "demo" else MAX_TOKENS
+        max_tokens = DEMO_MAX_TOKENS if spec.kind == "demo" else (chosen and chosen.max_tokens) or MAX_TOKENS
+    if chosen and chosen.grader == "none" and fidelity == "no":
+        # It is all that such a task has to say.
+        fidelity = "also"
+    if (judge_url is None) != (judge_model is None):
+        raise UsageError("--judge-url and --judge-model go together: an endpoint, and the model there that judges")
     options = E2EOptions(
         spec=spec,
         device=target,
@@ -135,6 +154,10 @@ def command(
         pattern=Pattern.parse(pattern),
         calib=calib,
         max_tokens=max_tokens,
+        chosen_task=chosen,
+        data=data,
+        fidelity=fidelity,  # type: ignore[arg-type]
+        judge=Judge(judge_url, judge_model) if judge_url and judge_model else None,
         **rest,  # type: ignore[arg-type]
     )
     if plot:

@@ -1,10 +1,12 @@
 """``sdbench split``: one training file into calibration and validation parts, pinned by a manifest."""
 
 import shlex
+from functools import partial
 from pathlib import Path
 
 import rich_click as click
 
+from sdbench.cli.tasks import NAMES, find_data
 from sdbench.errors import UsageError
 
 FILE = click.Path(path_type=Path)
@@ -24,25 +26,27 @@ class Size(click.ParamType):
 
 
 @click.command("split", epilog="Example: sdbench split train.jsonl --output data --validation-size 200")
-@click.argument("source", type=FILE)
+@click.argument("source", type=FILE, required=False)
+@click.option("--task", help=f"Read SOURCE in the form of a task: {NAMES}; without SOURCE it is taken from $SDBENCH_DATA or the hub.")
 @click.option("--output", type=FILE, help="Folder for train.jsonl, validation.jsonl and manifest.json.")
 @click.option("--train-out", type=FILE, help="File for the training part.  [default: OUTPUT/train.jsonl]")
 @click.option("--validation-out", type=FILE, help="File for the held-out part.  [default: OUTPUT/validation.jsonl]")
 @click.option("--manifest-out", type=FILE, help="File for the manifest.  [default: OUTPUT/manifest.json]")
 @click.option(
-    "--validation-size", type=Size(), default="0.1", show_default=True, help="Held-out questions: a count (200) or a fraction (0.1)."
+    "--validation-size", type=Size(), help="Held-out questions: a count (200) or a fraction (0.1).  [default: 0.1, or what the task says]"
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed holds out other questions.")
 @click.option("--revision", help="The dataset's revision, e.g. its commit on the hub.  [default: start of the source file's SHA-256]")
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as one JSON document.")
 def command(
-    source: Path,
+    source: Path | None,
+    task: str | None,
     output: Path | None,
     train_out: Path | None,
     validation_out: Path | None,
     manifest_out: Path | None,
-    validation_size: int | float,
+    validation_size: int | float | None,
     seed: int,
     revision: str | None,
     force: bool,
@@ -51,10 +55,12 @@ def command(
     """Split SOURCE into calibration and validation parts, pinned by a manifest.
 
     SOURCE is a training file in JSONL: one object a line with the texts "question" and "answer", and optionally "id". Questions that are
-    equal after normalising are kept once, so that no question is in both parts. Official test splits are refused.
+    equal after normalising are kept once, so that no question is in both parts. Official test splits are refused. With --task, SOURCE is a
+    file as its authors publish it, and the parts are those that 'sdbench e2e --task NAME --data SOURCE' takes.
     """
     from sdbench.results import strict_json
-    from sdbench.suites.data import split
+    from sdbench.suites.data import load_examples, split
+    from sdbench.suites.tasks.records import load_records
     from sdbench.tables import Column, render_table
 
     if output is not None:
@@ -64,7 +70,13 @@ def command(
     if train_out is None or validation_out is None or manifest_out is None:
         raise UsageError("say where the parts go: --output DIR, or all of --train-out, --validation-out and --manifest-out")
 
-    manifest = split(source, train_out, validation_out, manifest_out, validation_size, seed, revision, force)
+    chosen, source = find_data(task, source)
+    if source is None:
+        raise UsageError(f"task {task} comes with its split" if chosen else "name the file to split, or a --task whose data can be found")
+    if validation_size is None:
+        validation_size = chosen.holdout if chosen else 0.1
+    load = partial(load_records, chosen) if chosen else load_examples
+    manifest = split(source, train_out, validation_out, manifest_out, validation_size, seed, revision, force, load)
     if as_json:
         click.echo(strict_json(manifest, indent=2))
         return
@@ -75,5 +87,6 @@ def command(
         title=f"{source}, revision {manifest.revision}, seed {seed}",
     )
     click.echo(f"\ndropped as repeated questions: {manifest.dropped_duplicates}; shared questions: {manifest.shared_questions}")
+    named = f"--task {task} " if task else ""
     paths = ("--train", train_out), ("--validation", validation_out), ("--split-manifest", manifest_out)
-    click.echo("next: sdbench e2e " + " ".join(f"{option} {shlex.quote(str(path))}" for option, path in paths))
+    click.echo(f"next: sdbench e2e {named}" + " ".join(f"{option} {shlex.quote(str(path))}" for option, path in paths))

@@ -10,9 +10,11 @@ import torch
 from sdbench.errors import UsageError
 from sdbench.models import LoadedModel, encode_question, encode_reference
 from sdbench.suites.corpus import read_corpus, windows
-from sdbench.suites.data import Example, load_examples, select, verify_manifest
+from sdbench.suites.data import Example, hold_out, load_examples, select, verify_manifest
 from sdbench.suites.e2e.options import CalibrationOptions, E2EOptions
-from sdbench.suites.tasks import arithmetic
+from sdbench.suites.tasks.records import HOLDOUT_SEED, load_records
+from sdbench.suites.tasks.registry import grading_of
+from sdbench.suites.tasks.sandbox import require_sandbox
 
 
 @dataclass(frozen=True)
@@ -22,15 +24,15 @@ class Question:
     Attributes:
         id: The example's id.
         prompt: Token ids that the model sees: the question alone.
-        reference: Token ids of the reference answer, for fixed-text calibration.
-        gold: The reference answer, for the grader; None where nothing can be graded.
+        reference: Token ids of the reference answer, for fixed-text calibration; empty without one.
+        example: What it was made of, for the grader; None where nothing can be graded.
         window: Token ids of a window of the calibration text; empty without one.
     """
 
     id: str
     prompt: tuple[int, ...]
     reference: tuple[int, ...]
-    gold: str | None
+    example: Example | None
     window: tuple[int, ...] = ()
 
     @property
@@ -48,40 +50,56 @@ class Examples:
 
 
 def load(options: E2EOptions) -> Examples | None:
-    """Verifies the manifest and draws both parts; None for a random model, which has nothing to answer.
+    """Reads the task's data, verifies it where it is pinned, and draws both parts; None for a random model, which has nothing to answer.
 
     Raises:
         UsageError: More examples were asked for than there are.
         CheckFailed: A file or revision differs from the manifest.
-        SdbenchError: A file cannot be read.
-    """
-    validation = options.validation or arithmetic.VALIDATION_FILE
-    calibration = load_calibration(options, validation)
-    if calibration is None:
-        return None
-    return Examples(calibration, select(load_examples(validation), options.validation_examples, options.seed))
-
-
-def load_calibration(options: CalibrationOptions, validation: Path | None = None) -> list[Example] | None:
-    """Verifies the manifest, draws the calibration examples and looks at the calibration text; None for a random model.
-
-    Args:
-        options: The run.
-        validation: The part that is judged, where there is one: it is verified too.
-
-    Raises:
-        UsageError: More examples were asked for than there are.
-        CheckFailed: A file or revision differs from the manifest.
-        SdbenchError: A file cannot be read.
+        SdbenchError: A file cannot be read, or generated code is to run and cannot be locked away.
     """
     if options.spec.kind == "random":
         return None
-    train = options.train or arithmetic.TRAIN_FILE
+    if options.allow_code_execution:
+        require_sandbox()
+    calibration, validation = _parts(options, options.validation)
+    return Examples(_draw(options, calibration), select(validation, options.validation_examples, options.seed))
+
+
+def load_calibration(options: CalibrationOptions) -> list[Example] | None:
+    """The calibration examples of a run that judges nothing.
+
+    Raises:
+        UsageError: More examples were asked for than there are.
+        CheckFailed: A file or revision differs from the manifest.
+        SdbenchError: A file cannot be read.
+    """
+    return None if options.spec.kind == "random" else _draw(options, _parts(options, None)[0])
+
+
+def _draw(options: CalibrationOptions, examples: Sequence[Example]) -> list[Example]:
     if options.choices.text:
         # A file that is no corpus is told before the model loads.
         read_corpus(options.choices.text, options.seed)
-    verify_manifest(options.split_manifest or arithmetic.MANIFEST_FILE, train, validation, options.dataset_revision)
-    return select(load_examples(train), options.calibration_examples, options.seed)
+    return select(examples, options.calibration_examples, options.seed)
+
+
+def _parts(options: CalibrationOptions, validation: Path | None) -> tuple[list[Example], list[Example]]:
+    """Examples to calibrate on and to judge: of two files that a manifest pins, or of one, from which the second part is held out."""
+    task, train, manifest = options.task, options.train, options.split_manifest
+    if options.data:
+        if options.dataset_revision is not None:
+            raise UsageError("--dataset-revision is checked against a manifest; leave it out, or split --data with 'sdbench split'")
+        return hold_out(load_records(task, options.data), task.holdout, HOLDOUT_SEED)
+    if train is None and task.bundled:
+        train, manifest = task.folder / task.bundled.train, task.folder / task.bundled.manifest
+        validation = task.folder / task.bundled.validation
+    assert train is not None and manifest is not None
+    verify_manifest(manifest, train, validation, options.dataset_revision)
+    answers = task.reference is not None
+    examples = load_examples(validation, answers) if validation else []
+    for example in examples:
+        grading_of(task, example.grading, f"{validation}, {example.id}: grading")
+    return load_examples(train, answers), examples
 
 
 def calibration_questions(options: CalibrationOptions, examples: Sequence[Example] | None, loaded: LoadedModel) -> list[Question]:
@@ -106,10 +124,10 @@ def tokenise(examples: Sequence[Example], loaded: LoadedModel) -> list[Question]
     questions = []
     for example in examples:
         prompt = encode_question(loaded.tokenizer, example.question)
-        full = encode_reference(loaded.tokenizer, example.question, example.answer)
+        full = encode_reference(loaded.tokenizer, example.question, example.answer) if example.answer is not None else prompt
         if full[: len(prompt)] != prompt:
             raise UsageError(f"example {example.id}: the chat template does not continue its own prompt; use another model or template")
-        questions.append(Question(example.id, tuple(prompt), tuple(full[len(prompt) :]), example.answer))
+        questions.append(Question(example.id, tuple(prompt), tuple(full[len(prompt) :]), example))
     return questions
 
 

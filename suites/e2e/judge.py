@@ -10,8 +10,10 @@ from sdbench.models import LoadedModel
 from sdbench.progress import Task
 from sdbench.results import RunDirectory
 from sdbench.suites.e2e.data import Question
-from sdbench.suites.grading import extract_answer, is_match
 from sdbench.suites.metrics import decode_rate
+from sdbench.suites.tasks.graders import Grade, Grader, to_grade_again
+
+THINK = "<think>"
 
 
 class Journal:
@@ -72,7 +74,9 @@ class Contender:
         return reply, Calls(self.decoder.calls - before, self.decoder.pruned_products * reply.decode_steps)
 
 
-def answer_runs(contender: Contender, questions: Sequence[Question], max_tokens: int, journal: Journal, task: Task) -> list[dict[str, Any]]:
+def answer_runs(
+    contender: Contender, questions: Sequence[Question], max_tokens: int, grader: Grader, journal: Journal, task: Task
+) -> list[dict[str, Any]]:
     """Answers and grades each question, EOS honoured; questions that the journal holds already are not asked again.
 
     Returns:
@@ -81,30 +85,43 @@ def answer_runs(contender: Contender, questions: Sequence[Question], max_tokens:
     arm, loaded = contender.arm, contender.loaded
     done = {sample["example"]: sample for sample in journal.samples if sample["arm"] == arm}
     for question in questions:
-        if question.id not in done:
-            reply, calls = contender.reply(question.prompt, max_tokens, ignore_eos=False)
-            text = loaded.tokenizer.decode(reply.ids, skip_special_tokens=True)
-            sample = {
-                "arm": arm,
-                "example": question.id,
-                "prompt_hash": question.prompt_hash,
-                "prompt_tokens": len(question.prompt),
-                "ids": list(reply.ids),
-                "text": text,
-                "extracted": extract_answer(text),
-                "match": is_match(text, question.gold) if question.gold is not None else None,
-                "eos": reply.eos,
-                "truncated": reply.truncated,
-                "tokens": len(reply.ids),
-                "prefill_seconds": reply.prefill_seconds,
-                "decode_seconds": reply.decode_seconds,
-                "kernel_calls": calls.counted,
-                "expected_kernel_calls": calls.expected,
-            }
-            journal.add_sample(sample)
-            done[question.id] = sample
+        kept = done.get(question.id)
+        if kept is None:
+            done[question.id] = _answer(contender, question, max_tokens, grader)
+            journal.add_sample(done[question.id])
+        elif question.example and to_grade_again(kept):
+            done[question.id] = {**kept, **grader(_spoken(loaded, question, kept["text"]), question.example).as_dict()}
+            journal.add_sample(done[question.id])
         task.advance()
     return [done[question.id] for question in questions]
+
+
+def _answer(contender: Contender, question: Question, max_tokens: int, grader: Grader) -> dict[str, Any]:
+    reply, calls = contender.reply(question.prompt, max_tokens, ignore_eos=False)
+    text = contender.loaded.tokenizer.decode(reply.ids, skip_special_tokens=True)
+    grade = grader(_spoken(contender.loaded, question, text), question.example) if question.example else Grade(None, None)
+    return {
+        "arm": contender.arm,
+        "example": question.id,
+        "prompt_hash": question.prompt_hash,
+        "prompt_tokens": len(question.prompt),
+        "ids": list(reply.ids),
+        "text": text,
+        **grade.as_dict(),
+        "eos": reply.eos,
+        "truncated": reply.truncated,
+        "tokens": len(reply.ids),
+        "prefill_seconds": reply.prefill_seconds,
+        "decode_seconds": reply.decode_seconds,
+        "kernel_calls": calls.counted,
+        "expected_kernel_calls": calls.expected,
+    }
+
+
+def _spoken(loaded: LoadedModel, question: Question, text: str) -> str:
+    """A reply with the start of its thoughts, which the chat templates of some reasoning models put into the prompt."""
+    opened = loaded.tokenizer.decode(question.prompt[-4:]).rstrip().endswith(THINK)
+    return THINK + text if opened else text
 
 
 def rate_runs(

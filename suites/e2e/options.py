@@ -11,13 +11,15 @@ import torch
 from sdbench.calibrate.choices import CalibrationChoices
 from sdbench.calibrate.methods import METHODS
 from sdbench.calibrate.registry import lookup
-from sdbench.calibrate.sources import require_sources
+from sdbench.calibrate.sources import needs, require_sources
 from sdbench.engine.packed_linear import PrefillWeights
 from sdbench.errors import UsageError
 from sdbench.models import ModelSpec
 from sdbench.pattern import Pattern
 from sdbench.suites.data import read_manifest, sha256_of
 from sdbench.suites.e2e.arms import CONTROL, DENSE, Arm
+from sdbench.suites.tasks.endpoint import Judge
+from sdbench.suites.tasks.registry import DEFAULT_TASK, OWN, Task, find_task
 
 Fidelity = Literal["no", "also", "only"]
 
@@ -45,10 +47,13 @@ class CalibrationOptions:
         seed: Seed of every draw.
         choices: How calibration texts are made and which of their rows count.
         sequential: Calibrate each block on the pruned blocks before it, instead of all on the dense model.
+        chosen_task: What is asked; None for the bundled arithmetic, or for own questions where ``train`` or ``data`` is given.
+        data: The task's own file, of which a part is held out; None where ``train`` is given or the task brings its data.
     """
 
     least: ClassVar[dict[str, int]] = {"calibration_examples": 1, "max_tokens": 1, "prompt_tokens": 1, "batch_size": 1}
     files: ClassVar[tuple[str, ...]] = ("train", "split_manifest")
+    told_otherwise: ClassVar[tuple[str, ...]] = ("spec", "choices", "chosen_task", "judge")
 
     spec: ModelSpec
     device: torch.device
@@ -68,6 +73,8 @@ class CalibrationOptions:
     seed: int
     choices: CalibrationChoices = field(default_factory=CalibrationChoices)
     sequential: bool = False
+    chosen_task: Task | None = None
+    data: Path | None = None
 
     def __post_init__(self) -> None:
         for name, minimum in self.least.items():
@@ -85,6 +92,26 @@ class CalibrationOptions:
             raise UsageError("a random: model has no tokenizer for a text; leave out --calibration-text")
         if any(given) and not all(given):
             raise UsageError(f"{names} go together; 'sdbench split FILE --output DIR' makes them")
+        self._check_task(any(given), names)
+
+    def _check_task(self, split: bool, names: str) -> None:
+        task = self.task
+        if self.spec.kind == "random":
+            if self.chosen_task or self.data:
+                raise UsageError("a random: model has no text to answer; leave out --task and --data")
+            return
+        if self.data and split:
+            raise UsageError(f"--data is one file, of which a part is held out, and {names} are parts already; give one or the other")
+        if not (self.data or split or task.bundled):
+            raise UsageError(f"task {task.name} needs its data; give --data FILE (it comes from {task.source})")
+        lacking = [source for source in self.calib if task.reference is None and "reference" in needs([source], self.choices)]
+        if lacking:
+            raise UsageError(f"calibration source {lacking[0]} needs reference answers, and task {task.name} has none; choose another")
+
+    @property
+    def task(self) -> Task:
+        """What is asked."""
+        return self.chosen_task or (OWN if self.train or self.data else find_task(DEFAULT_TASK))
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -97,8 +124,11 @@ class CalibrationOptions:
         Raises:
             SdbenchError: The manifest cannot be read.
         """
-        plain = {item.name: _plain(getattr(self, item.name)) for item in fields(self) if item.name not in ("spec", "choices")}
-        return {"model": self.spec.name, "revision": self.spec.revision} | plain | self.choices.arguments() | self._pinned
+        plain = {item.name: _plain(getattr(self, item.name)) for item in fields(self) if item.name not in self.told_otherwise}
+        model = {"model": self.spec.name, "revision": self.spec.revision}
+        asked = self.spec.kind != "random"
+        task = {"task": self.task.name if asked else None, "task_version": self.task.version if asked else None}
+        return model | task | plain | self.choices.arguments() | self._pinned
 
     @cached_property
     def _pinned(self) -> dict[str, str | None]:
@@ -106,6 +136,7 @@ class CalibrationOptions:
         parts = read_manifest(self.split_manifest).parts if self.split_manifest else None
         hashes = {f"{name}_sha256": getattr(parts, name).sha256 if parts else None for name in self.files if name != "split_manifest"}
         return hashes | {
+            "data_sha256": sha256_of(self.data) if self.data else None,
             "calibration_text_sha256": sha256_of(self.choices.text) if self.choices.text else None,
             "model_files": _stamp(Path(self.spec.source)) if self.spec.kind in ("folder", "gguf") else None,
         }
@@ -126,6 +157,8 @@ class E2EOptions(CalibrationOptions):
         fidelity: Compare each pruned arm with the dense model at every position of the dense model's own replies; ``"only"`` judges
             by nothing else: no answers of the pruned arms, no rates.
         diagnose: Measure in each layer what calibration misses of the decode steps, and what pruning costs there.
+        allow_code_execution: Run generated code against its tests, locked away.
+        judge: Who scores texts, or None.
     """
 
     least: ClassVar[dict[str, int]] = CalibrationOptions.least | {
@@ -145,16 +178,30 @@ class E2EOptions(CalibrationOptions):
     compile_baseline: bool = True
     fidelity: Fidelity = "no"
     diagnose: bool = False
+    allow_code_execution: bool = False
+    judge: Judge | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for given, option, grader in (
+            (self.allow_code_execution, "allow-code-execution", "unit-tests"),
+            (self.judge, "judge-url", "judge"),
+        ):
+            if given and self.task.grader != grader:
+                raise UsageError(f"--{option} has no use for task {self.task.name}, whose replies are judged otherwise; leave it out")
         if self.spec.kind == "random" and (self.fidelity != "no" or self.diagnose):
             raise UsageError("a random: model gives no replies that mean anything; leave out --fidelity and --diagnose")
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The control, then the chosen sources."""
-        return () if METHODS[self.method].needs == "none" else tuple(dict.fromkeys((CONTROL, *self.calib)))
+        """The control, where the task has reference answers, then the chosen sources."""
+        control = () if self.task.reference is None else (CONTROL,)
+        return () if METHODS[self.method].needs == "none" else tuple(dict.fromkeys((*control, *self.calib)))
+
+    def arguments(self) -> dict[str, Any]:
+        """Every option that changes a result, for the run directory; of the judge only its address and name."""
+        judge = {"judge_url": self.judge.url if self.judge else None, "judge_model": self.judge.model if self.judge else None}
+        return super().arguments() | judge
 
     @property
     def arms(self) -> list[Arm]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from sdbench.results import with_status
-from sdbench.suites.e2e.tables import fidelity_table, layer_table
+from sdbench.suites.e2e.tables import behaviour_table, fidelity_table, layer_table
 from sdbench.suites.runs import Report, Row, SavedRun, last_of, measured
 from sdbench.tables import Column
 
@@ -84,7 +84,7 @@ def report(
     }
     lines = notes(arguments, arms, calibration) if arms else []
     title = f"{arguments['model']}: dense against pruned, batch 1"
-    more = [table for table in (fidelity_table(arms), layer_table(layers)) if table]
+    more = [table for table in (behaviour_table(arms), fidelity_table(arms), layer_table(layers)) if table]
     return Report(title, COLUMNS, table_rows(arms), lines, document, arms, more=more)
 
 
@@ -96,6 +96,8 @@ def table_rows(arms: Sequence[Row]) -> list[list[str]]:
 def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mapping[str, Any]) -> list[str]:
     """Lines under the table: what was run, and why a figure is missing."""
     lines = [f"pattern {arguments['pattern']} ({arguments['method']}), prefill on {arguments['prefill']} weights"]
+    if arguments.get("task"):
+        lines[0] += f"; task {arguments['task']}, version {arguments['task_version']}"
     if arguments.get("sequential"):
         lines.append("each block calibrated on the pruned blocks before it")
     if arguments.get("fidelity") == "only":
@@ -140,11 +142,13 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
         lines.append("peak GB of pruned arms holds the original weights too, and for --prefill pruned a dense copy of the pruned ones")
     for key, label in (
         ("quality_reason", "no quality"),
+        ("answer_match_reason", "no match"),
+        ("score_reason", "no score"),
         ("decode_rate_note", "tok/s"),
         ("ceiling_reason", "no ceiling"),
         ("peak_bytes_reason", "no peak"),
     ):
-        for reason in dict.fromkeys(arm[key] for arm in arms if arm[key] and arm[key] != ONLY_FIDELITY):
+        for reason in dict.fromkeys(arm[key] for arm in arms if arm.get(key) and arm[key] != ONLY_FIDELITY):
             lines.append(f"{label}: {reason}")
     for arm in arms[1:]:
         if arm["speedup_reason"] and arm["speedup_reason"] != ONLY_FIDELITY:
@@ -176,7 +180,8 @@ def wrong_calls(arms: Sequence[Row]) -> list[str]:
 
 def _cells(arm: Row) -> list[str]:
     def of(key: str) -> str:
-        return "-" if arm[key] is None else f"{arm[key]}/{arm['examples']}"
+        count = arm.get("graded", arm["examples"]) if key == "answer_match" else arm["examples"]
+        return "-" if arm[key] is None else f"{arm[key]}/{count}"
 
     def figure(key: str, form: str, scale: float = 1.0) -> str:
         return "-" if arm[key] is None else format(arm[key] * scale, form)

@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -29,14 +28,17 @@ from sdbench.suites.e2e.data import Examples, Question
 from sdbench.suites.e2e.inspection import Inspector
 from sdbench.suites.e2e.judge import Contender, Journal, answer_runs, rate_runs
 from sdbench.suites.e2e.options import E2EOptions
+from sdbench.suites.e2e.quality import matches, quality, worth
 from sdbench.suites.e2e.report import ONLY_FIDELITY
 from sdbench.suites.metrics import speedup
-from sdbench.suites.statistics import mcnemar
+from sdbench.suites.tasks.graders import make_grader
 from sdbench.timing import summarise
 
 NO_TEXT = "random weights: replies mean nothing, so that only speed is measured"
 SMALL_MODEL = 30_000_000
 """Parameters below which a CPU runs on one thread: a step is shorter than waking a second one, far shorter on a busy machine."""
+ANSWERED = ("number", "unit-tests")
+"""Graders that tell right from wrong."""
 CPU_RATE = "CPU rates say nothing about GPU speed"
 NOT_MEASURED: dict[str, Any] = {
     **dict.fromkeys(
@@ -109,8 +111,10 @@ class _Runner:
         self.options, self.loaded, self.linears = options, loaded, linears
         self.questions, self.journal, self.progress = questions, journal, progress
         self.inspector = Inspector(options, loaded, linears, questions, journal, progress)
+        self.grader = make_grader(options.task, options.allow_code_execution, options.judge)
         self.baseline: dict[str, Any] | None = None
         self.control: list[bool] = []
+        self.dense: list[dict[str, Any]] = []
 
     def judge(self, arm: Arm, texts: Sequence[CalibrationText]) -> dict[str, Any]:
         """Prunes where the arm asks for it, then runs answers and rates; records the arm's row."""
@@ -125,9 +129,9 @@ class _Runner:
             with packed_linears(self.loaded.model, weights, self.options.prefill) as packed:
                 samples = self._answers(arm, packed)
                 row = self._quality(arm, samples) | self._timed(arm, packed, samples)
-        row |= {"layers": reports, **inspected}
+        row |= {**worth(row, samples), "layers": reports, **inspected}
         if not arm.pruned:
-            self.baseline = row
+            self.baseline, self.dense = row, samples
             if samples:
                 self.inspector.take_dense(samples)
         self.journal.add_row({"record": "arm", **row})
@@ -195,7 +199,7 @@ class _Runner:
         decoder, path, _ = self._decoder(packed, self.questions, self.options.max_tokens)
         contender = Contender(arm.name, self.loaded, decoder, path)
         with self.progress.task(f"answers: {contender.arm}", len(self.questions)) as task:
-            return answer_runs(contender, self.questions, self.options.max_tokens, self.journal, task)
+            return answer_runs(contender, self.questions, self.options.max_tokens, self.grader, self.journal, task)
 
     def _rates(self, contender: Contender, warmup_tokens: int) -> list[dict[str, Any]]:
         with self.progress.task(f"rate: {contender.arm}", self.options.rate_repeats) as task:
@@ -211,22 +215,16 @@ class _Runner:
 
     def _quality(self, arm: Arm, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         options = self.options
-        matches = [bool(sample["match"]) for sample in samples]
         if arm.name == CONTROL:
-            self.control = matches
-        compared = arm.pruned and arm.name != CONTROL and samples and self.control
+            self.control = matches(samples)
+        compared = arm.pruned and arm.name != CONTROL
         return {
             "arm": arm.name,
             "pattern": str(options.pattern) if arm.pruned else None,
             "method": options.method if arm.pruned else None,
             "prefill": options.prefill if arm.pruned else None,
-            "examples": len(samples),
-            "answer_match": sum(matches) if samples else None,
-            "answer_match_p": mcnemar(matches, self.control) if compared else None,
-            "eos": sum(s["eos"] for s in samples) if samples else None,
-            "truncated": sum(s["truncated"] for s in samples) if samples else None,
             "quality_reason": None if samples else NO_TEXT if options.spec.kind == "random" else ONLY_FIDELITY,
-            "reply_tokens": median(s["tokens"] for s in samples) if samples else None,
+            **quality(samples, self.control if compared and options.task.grader in ANSWERED else None, self.dense),
         }
 
     def _speed(

@@ -9,6 +9,16 @@ from sdbench.tables import Column
 
 Row = dict[str, Any]
 
+BEHAVIOUR = (
+    Column("arm", key=True),
+    Column("tokens", figure=True),
+    Column("x dense", figure=True),
+    Column("loops", figure=True),
+    Column("repeated 4-grams", figure=True),
+    Column("net x", figure=True),
+    Column("s/right", figure=True),
+)
+
 FIDELITY = (
     Column("arm", key=True),
     Column("prefill", key=True),
@@ -19,6 +29,9 @@ FIDELITY = (
     Column("x control", figure=True),
     Column("95% interval", figure=True),
 )
+
+EXECUTION = {"passed": "passed", "failed": "failed", "error": "error", "timeout": "timeout", "not run": "not_run"}
+"""Columns and outcomes of generated code."""
 
 LAYERS = (
     Column("arm", key=True),
@@ -31,6 +44,37 @@ LAYERS = (
     Column("error", figure=True),
     Column("worst", figure=True),
 )
+
+
+def behaviour_table(arms: Sequence[Row]) -> Table | None:
+    """How replies behave, with scores and outcomes of generated code where there are any; None for a run without pruned replies."""
+    arms = [arm for arm in arms if arm.get("loops") is not None]
+    if not any(arm["pattern"] for arm in arms):
+        return None
+    scored, run = (any(arm.get(name) is not None for arm in arms) for name in ("scored", "execution"))
+    columns = [*BEHAVIOUR, *([Column("score", figure=True), Column("scored", figure=True)] if scored else [])]
+    columns += [Column(name, figure=True) for name in EXECUTION] if run else []
+    cells = [
+        [
+            arm["arm"],
+            f"{arm['reply_tokens']:g}",
+            _figure(arm["length_ratio"], ".2f"),
+            f"{arm['loops']}/{arm['examples']}",
+            "-" if arm["repeated_4grams"] is None else f"{arm['repeated_4grams']:.1%}",
+            _figure(arm["net_speedup"], ".2f"),
+            _figure(arm["seconds_per_correct"], ".3g"),
+            *((_figure(arm.get("score"), ".2f"), f"{arm.get('scored', 0)}/{arm['examples']}") if scored else ()),
+            *(str((arm.get("execution") or {}).get(kind, "-")) for kind in (EXECUTION.values() if run else ())),
+        ]
+        for arm in arms
+    ]
+    lines = [
+        "tokens: median of a reply; x dense: tokens of all replies over the dense model's; loops: replies that say one n-gram over and "
+        "over; net x: x dense of rates over that of lengths; s/right: decode seconds of all replies at that rate, a right answer"
+    ]
+    if scored:
+        lines.append("score: mean of the judge's, 1 to 10, each the mean over a request's criteria; scored: replies that have one")
+    return Table("how replies behave", columns, cells, lines)
 
 
 def fidelity_table(arms: Sequence[Row]) -> Table | None:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from sdbench.results import RunRecord, read_jsonl
 from sdbench.suites.e2e.report import COLUMNS, table_rows
+from sdbench.suites.e2e.tables import behaviour_table
 from sdbench.suites.tasks.arithmetic import MANIFEST_FILE, TRAIN_FILE, VALIDATION_FILE
 
 SHORT = [
@@ -85,7 +86,7 @@ class TestResults:
         path = tmp_path / whole["run_dir"]
         assert [row["arm"] for row in read_jsonl(path / "rows.jsonl") if row["record"] == "arm"] == ["dense", "teacher-forced", "decode"]
         assert len(read_jsonl(path / "samples.jsonl")) == 6
-        assert (path / "report.md").read_text().count("\n| ") == 5
+        assert (path / "report.md").read_text().count("\n| ") == 10  # two tables of three arms
 
     def test_first_line_says_which_model_and_why_and_where_it_goes(self, sdbench, checkpoint):
         folder = checkpoint()
@@ -105,7 +106,8 @@ class TestResults:
             monkeypatch.setenv("COLUMNS", str(width))
         monkeypatch.setattr(sys, "stdout", out)
         assert sdbench("e2e", "--model", checkpoint(), *SHORT, "--calib", "decode+sink", "--output", "run").code == 0
-        lines = Text.from_ansi(out.getvalue()).plain.splitlines()
+        whole = Text.from_ansi(out.getvalue()).plain.splitlines()
+        lines = whole[: whole.index("how replies behave")]
         arms = [row for row in read_jsonl(tmp_path / "run/rows.jsonl") if row["record"] == "arm"]
         assert [arm["arm"] for arm in arms] == ["dense", "teacher-forced", "decode+sink"]
         for arm, cells in zip(arms, table_rows(arms), strict=True):
@@ -115,7 +117,12 @@ class TestResults:
         table = lines[: last + 1]
         assert all(word in " ".join(table) for column in COLUMNS for word in column.name.split())
         assert width is None or max(map(len, table)) <= width
-        assert lines[-1] == "run directory: run"
+        assert whole[-1] == "run directory: run"
+        behaviour = behaviour_table(arms)
+        assert behaviour
+        for cells in behaviour.cells:
+            of_arm = [line.split() for line in whole[len(lines) :] if line.split()[:1] == [cells[0]]]
+            assert [cell for line in of_arm for cell in line[1:]] == list(cells[1:])
 
     def test_slower_than_asked_for(self, sdbench, checkpoint):
         call = ("e2e", "--model", checkpoint(), *SHORT, "--json", "--min-speedup")

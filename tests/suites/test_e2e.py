@@ -379,7 +379,7 @@ class TestResume:
         ]
         assert samples[0] == samples[1]
         assert read_jsonl(tmp_path / "run/samples.jsonl")[:5] == kept
-        measured = ("decode_rate", "decode_rate_spread", "speedup", "baselines", "peak_bytes", "peak_bytes_reason")
+        measured = ("decode_rate", "decode_rate_spread", "speedup", "baselines", "peak_bytes", "peak_bytes_reason", "net_speedup")
         for again, once in zip(resumed.arms, whole.arms, strict=True):
             assert {k: v for k, v in again.items() if k not in measured} == {k: v for k, v in once.items() if k not in measured}
 

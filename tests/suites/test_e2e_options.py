@@ -1,5 +1,6 @@
 """What an end-to-end run can be asked for: arms, limits, and the arguments by which a run directory knows its run."""
 
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from sdbench.models import resolve_model
 from sdbench.pattern import Pattern
 from sdbench.suites.data import make_manifest
 from sdbench.suites.e2e.options import E2EOptions
+from sdbench.suites.tasks.endpoint import Judge
+from sdbench.suites.tasks.registry import find_task
 
 CPU = torch.device("cpu")
 BASE = E2EOptions(
@@ -127,14 +130,70 @@ def test_every_option_is_among_the_arguments(tmp_path: Path) -> None:
         "targets": ("down_proj",),
         "ignore": ("down_proj",),
         "choices": CalibrationChoices(tokens=100),
+        "chosen_task": find_task("gsm8k"),
         **others,
     }
     base = replace(BASE, **files)
     for field in fields(E2EOptions):
+        if field.name in ("data", "allow_code_execution", "judge"):
+            continue  # of some tasks alone: see test_what_a_task_is_given_is_among_the_arguments
         new = changed[field.name] if field.name in changed else getattr(base, field.name) + 1
         assert replace(base, **{field.name: new}).arguments() != base.arguments(), field.name
     hub = replace(base, spec=resolve_model("someone/else", None, CPU))
     assert replace(hub, spec=resolve_model("someone/else", "v2", CPU)).arguments() != hub.arguments()
+
+
+def test_what_a_task_is_given_is_among_the_arguments(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    one.write_text("{}")
+    other.write_text("[]")
+    code = replace(BASE, chosen_task=find_task("classeval"), data=one)
+    texts = replace(BASE, chosen_task=find_task("writingbench"), data=one, judge=Judge("http://a", "m"))
+    runs = [
+        code,
+        replace(code, data=other),
+        replace(code, allow_code_execution=True),
+        replace(BASE, data=one),
+        texts,
+        replace(texts, judge=None),
+        replace(texts, judge=Judge("http://b", "m")),
+        replace(texts, judge=Judge("http://a", "n")),
+    ]
+    assert len({json.dumps(run.arguments()) for run in runs}) == len(runs)
+    assert (code.arguments()["task"], code.arguments()["task_version"], code.arguments()["data"]) == ("classeval", 1, "one.jsonl")
+    assert [replace(BASE, **given).arguments()["task"] for given in ({}, {"data": one})] == ["arithmetic", "own"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"chosen_task": "gsm8k"}, "task gsm8k needs its data; give --data FILE"),
+        ({"chosen_task": "gsm8k", "data": Path("a"), "allow_code_execution": True}, "--allow-code-execution has no use for task gsm8k"),
+        ({"judge": Judge("http://a", "m")}, "--judge-url has no use for task arithmetic"),
+        (
+            {"chosen_task": "fidelity", "data": Path("a"), "calib": ("teacher-forced",)},
+            "needs reference answers, and task fidelity has none",
+        ),
+        ({"spec": "random", "data": Path("a")}, "a random: model has no text to answer; leave out --task and --data"),
+    ],
+)
+def test_what_does_not_fit_a_task(given: dict[str, Any], message: str) -> None:
+    if "chosen_task" in given:
+        given = given | {"chosen_task": find_task(given["chosen_task"])}
+    if "spec" in given:
+        given = given | {"spec": resolve_model("random:qwen3-0.6b", None, CPU)}
+    with pytest.raises(UsageError, match=message):
+        replace(BASE, **given)
+
+
+def test_a_file_and_parts_of_one_are_not_given_together(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--data is one file, of which a part is held out"):
+        replace(BASE, data=tmp_path / "a.jsonl", **write_split(tmp_path / "a", "4"))
+
+
+def test_without_reference_answers_there_is_no_control() -> None:
+    wanted = replace(BASE, chosen_task=find_task("fidelity"), data=Path("a"), calib=("decode", "self"))
+    assert [arm.name for arm in wanted.arms] == ["dense", "decode", "self"]
 
 
 def test_every_choice_is_among_the_arguments(tmp_path: Path) -> None:

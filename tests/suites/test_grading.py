@@ -84,7 +84,9 @@ KINDS = [
     ("<think>maybe 5, \\boxed{5}</think>It is 6.", "6"),
     ("maybe 5</think>or 7</think>It is 6.", "6"),
     ("<think>#### 5</think>", None),
-    ("<think>5 is my guess", "5"),
+    ("<think>5 is my guess", None),
+    ("<think>2 + 3</think>It is 6. <think>Or 7?", "6"),
+    ("It is 6. <think>Or 7", "6"),
 ]
 
 
