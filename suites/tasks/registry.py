@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sdbench.calibrate.registry import lookup
-from sdbench.errors import SdbenchError
+from sdbench.errors import SdbenchError, cannot_read
 
 TASKS_DIR = Path(__file__).parent
 DEFAULT_TASK = "arithmetic"
@@ -195,7 +195,7 @@ def read_task(path: Path) -> Task:
         content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         task = Task.model_validate(content)
     except OSError as error:
-        raise SdbenchError(f"cannot read {path}: {error.strerror}") from error
+        raise cannot_read(path, error) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise SdbenchError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
