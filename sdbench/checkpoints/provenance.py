@@ -14,7 +14,8 @@ from torch import Tensor
 from sdbench import __version__
 from sdbench.checkpoints.layout import PROVENANCE_FILE, Format
 from sdbench.errors import CheckFailed
-from sdbench.results import package_version, strict_json
+from sdbench.results import strict_json
+from sdbench.versions import package_version
 
 SCHEMA: Literal["sdbench.checkpoint/1"] = "sdbench.checkpoint/1"
 _BLOCK = 1 << 24

@@ -1,6 +1,7 @@
 """``sdbench e2e``: the whole answer in one table."""
 
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from sdbench.cli.options import (
     MAX_TOKENS,
     device_option,
     json_option,
+    min_speedup_option,
     model_dtype_option,
     model_option,
     output_option,
@@ -79,7 +81,7 @@ FILE = click.Path(path_type=Path)
     "--diagnose", is_flag=True, help="Also measure, in each layer, what calibration misses of the decode steps and what pruning costs."
 )
 @click.option("--plot", type=FILE, help="Write the layers' plot of --diagnose, .png, .svg or .pdf; needs matplotlib (extra 'plots').")
-@click.option("--min-speedup", type=float, help="Exit with 4 when a pruned arm is not this many times as fast as dense.")
+@min_speedup_option("Exit with 4 when a pruned arm is not this many times as fast as dense.")
 @output_option
 @json_option
 def command(
@@ -132,6 +134,7 @@ def command(
     from sdbench.suites.e2e.report import report, wrong_calls
     from sdbench.suites.e2e.suite import run
     from sdbench.suites.plots import check_plot, save_plot
+    from sdbench.suites.runs import origins
     from sdbench.suites.tasks.endpoint import Judge
 
     target = resolve_device(device)
@@ -172,6 +175,7 @@ def command(
         if directory:
             directory.add_row({"record": "model", "model": spec.name, "reason": spec.reason})
         found = report(options.arguments(), environment, outcome.arms, outcome.calibration, str(output), spec.reason, outcome.layers)
+        found = replace(found, header=origins(directory))
         write_atomic(output / "report.md", found.markdown())
         if plot:
             save_plot(plot, draw(outcome.layers, f"{spec.name}, {options.pattern}, {options.method}"))

@@ -10,7 +10,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sdbench.calibrate.registry import lookup
-from sdbench.errors import SdbenchError
+from sdbench.errors import SdbenchError, cannot_read
+from sdbench.results import first_fault
 
 TASKS_DIR = Path(__file__).parent
 DEFAULT_TASK = "arithmetic"
@@ -163,7 +164,7 @@ def grading_of(task: Task, record: Mapping[str, Any], where: str) -> dict[str, A
     try:
         return GRADING[task.grader].model_validate(record).model_dump()
     except ValidationError as error:
-        raise SdbenchError(f"{where}: {_fault(error)}; task {task.name} needs it to judge replies") from error
+        raise SdbenchError(f"{where}: {first_fault(error)}; task {task.name} needs it to judge replies") from error
 
 
 @cache
@@ -195,17 +196,11 @@ def read_task(path: Path) -> Task:
         content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         task = Task.model_validate(content)
     except OSError as error:
-        raise SdbenchError(f"cannot read {path}: {error.strerror}") from error
+        raise cannot_read(path, error) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise SdbenchError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        raise SdbenchError(f"{path}: {_fault(error)}") from error
+        raise SdbenchError(f"{path}: {first_fault(error)}") from error
     if task.name != path.parent.name:
         raise SdbenchError(f"{path}: the task is called {task.name!r}, and its folder {path.parent.name!r}; give both one name")
     return task
-
-
-def _fault(error: ValidationError) -> str:
-    fault = error.errors()[0]
-    where = ".".join(str(part) for part in fault["loc"])
-    return f"{where}: {fault['msg']}" if where else fault["msg"]

@@ -28,7 +28,7 @@ def test_an_output_that_is_there(sdbench, tmp_path):
 
 def test_a_packed_checkpoint_as_the_model(sdbench, checkpoint):
     pruned(sdbench, "--model", checkpoint(), "--output", "packed", "--method", "magnitude")
-    sdbench("prune", *SMALL, "--model", "packed", "--output", "out").refuses(1, "is pruned and packed already; give the dense checkpoint")
+    sdbench("prune", *SMALL, "--model", "packed", "--output", "out").refuses(2, "is pruned and packed already; give the dense checkpoint")
     assert not Path("out").exists()
 
 
@@ -133,7 +133,7 @@ def test_replies_without_a_decode_step(sdbench, checkpoint):
 def test_a_model_without_a_chat_template(sdbench, checkpoint):
     model = checkpoint()
     (model / "chat_template.jinja").unlink()
-    sdbench("prune", *SMALL, "--model", model, "--output", "out").refuses(1, "has no chat template: choose an instruction-tuned model")
+    sdbench("prune", *SMALL, "--model", model, "--output", "out").refuses(2, "has no chat template: choose an instruction-tuned model")
 
 
 def test_a_changed_training_file(sdbench, checkpoint, tmp_path):

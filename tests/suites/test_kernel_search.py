@@ -188,7 +188,10 @@ def test_shapes() -> None:
     """CASES 16: the fused shapes of Qwen3-4B."""
     assert parse_shapes("qwen3-4b") == {"qkv": (6144, 2560), "o": (2560, 4096), "gate_up": (19456, 2560), "down": (2560, 9728)}
     assert parse_shapes("8x32, 16x64") == {"8x32": (8, 32), "16x64": (16, 64)}
-    for bad in ("8x", "8x0", "8x32,", "8*32"):
+    for near in ("8*32", "8X32", "8 x 32", "8\u00d732"):
+        with pytest.raises(UsageError, match=r"no shape; write 8x32$"):
+            parse_shapes(near)
+    for bad in ("8x", "8x0", "8x32,", ""):
         with pytest.raises(UsageError, match="OUTxIN"):
             parse_shapes(bad)
     with pytest.raises(UsageError, match="qwen3-4b"):
