@@ -75,12 +75,13 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
     return dense
 
 
-_BUFFERS: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+_BUFFERS: dict[tuple[torch.device, int, torch.dtype], Tensor] = {}
 
 
 def buffer(packed: PackedWeight, rows: int) -> Tensor:
-    """Dense ``[rows, in]``, uninitialised, which all weights of a device and dtype share: launches of a stream run one after the other."""
-    key, needed = (packed.device, packed.dtype), rows * packed.in_features
+    """Dense ``[rows, in]``, uninitialised, which all weights of a stream and dtype share: launches of a stream run one after the other."""
+    stream = torch.cuda.current_stream(packed.device).cuda_stream if packed.device.type == "cuda" else 0
+    key, needed = (packed.device, stream, packed.dtype), rows * packed.in_features
     if key not in _BUFFERS or _BUFFERS[key].numel() < needed:
         _BUFFERS[key] = torch.empty(needed, dtype=packed.dtype, device=packed.device)
     return _BUFFERS[key][:needed].view(rows, packed.in_features)

@@ -267,7 +267,8 @@ def _memory(loaded: LoadedModel, packed: Mapping[str, PackedLinear], decoder: De
     read of pruned or 8-bit products, and the modules' own packed rows; ``cache`` keys and values, where they are the fused step's;
     ``workspace`` the rest of what the decoder needs, ``decoder``.
     """
-    parameters = {p.data_ptr(): p for p in (*loaded.model.parameters(), *(module.prefill_weight for module in packed.values()))}
+    prompts = (module.prefill_weight for module in packed.values())
+    parameters = {p.data_ptr(): p for p in (*loaded.model.parameters(), *prompts) if p is not None}
     memory: Row = {
         "parameters": sum(p.nbytes for p in parameters.values()),
         "packed": sum(module.packed.nbytes for module in packed.values()),

@@ -139,7 +139,7 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
     if variants:
         lines.append(f"decode steps of pruned linears ran the {', '.join(variants)} SpMV")
     if any(arm["peak_bytes"] for arm in arms[1:]):
-        lines.append("peak GB of pruned arms holds the original weights too, and for --prefill pruned a dense copy of the pruned ones")
+        lines.append("peak GB of pruned arms holds the original weights too")
     for key, label in (
         ("quality_reason", "no quality"),
         ("answer_match_reason", "no match"),
