@@ -1,20 +1,21 @@
-"""What the documents promise: relative links resolve, and every quoted ``sdbench`` command parses."""
+"""What the documents promise: links resolve, quoted ``sdbench`` commands parse, and what committed runs show is quoted as it is."""
 
 import importlib
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click import ClickException
 
-from sdbench.cli import COMMANDS
+from sdbench.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "results", "kernels", "calibrate", "suites", "sdbench", "tests")
 
-FENCE = re.compile(r"^```([\w-]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *)```([\w-]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
@@ -51,26 +52,36 @@ def dead_links(path: Path, text: str) -> list[str]:
     return dead
 
 
+def shown(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Command lines of the fenced shell blocks, each with what it printed: in a console block the lines below it, up to the next prompt."""
+    for indent, language, block in FENCE.findall(text):
+        lines = [line.removeprefix(indent) for line in block.replace("\\\n", " ").splitlines()]
+        if language == "bash":
+            yield from ((line, []) for line in lines)
+        if language == "console":
+            for part in "\n".join(["", *lines]).split("\n$ ")[1:]:
+                line, *printed = part.splitlines()
+                yield line, printed
+
+
 def commands(text: str) -> Iterator[list[str]]:
-    """Arguments of each ``sdbench`` command in the fenced shell blocks; of a console block only what stands after its prompt."""
-    for language, block in FENCE.findall(text):
-        if language not in ("bash", "console"):
-            continue
-        for line in block.replace("\\\n", " ").splitlines():
-            if language == "console":
-                if not line.startswith("$ "):
-                    continue
-                line = line.removeprefix("$ ")
-            words = shlex.shlex(line, posix=True, punctuation_chars=True)
-            words.wordchars += "%:,+@"
-            command: list[str] = []
-            for word in [*words, ";"]:
-                if set(word) <= set("();<>|&"):
-                    if command and Path(command[0]).name == "sdbench":
-                        yield command[1:]
-                    command = []
-                else:
-                    command.append(word)
+    """Arguments of each ``sdbench`` command in the fenced shell blocks."""
+    for line, _ in shown(text):
+        yield from called(line)
+
+
+def called(line: str) -> Iterator[list[str]]:
+    """Arguments of each ``sdbench`` command in a line of shell."""
+    words = shlex.shlex(line, posix=True, punctuation_chars=True)
+    words.wordchars += "%:,+@"
+    command: list[str] = []
+    for word in [*words, ";"]:
+        if set(word) <= set("();<>|&"):
+            if command and Path(command[0]).name == "sdbench":
+                yield command[1:]
+            command = []
+        else:
+            command.append(word)
 
 
 def problem(arguments: list[str]) -> str | None:
@@ -94,6 +105,31 @@ def test_links_resolve(path: Path) -> None:
 def test_quoted_commands_parse(path: Path) -> None:
     quoted = commands(path.read_text(encoding="utf-8"))
     assert {" ".join(arguments): why for arguments in quoted if (why := problem(arguments))} == {}
+
+
+def of_committed_runs() -> list[tuple[str, list[str], list[str]]]:
+    """Document, arguments and printed lines of the commands that read committed runs."""
+    found = []
+    for path in documents():
+        for line, printed in shown(path.read_text(encoding="utf-8")):
+            for arguments in called(line):
+                if printed and any(word.startswith("results/") for word in arguments) and arguments[0] in ("report", "compare"):
+                    found.append((name(path), arguments, printed))
+    return found
+
+
+@pytest.mark.parametrize(("where", "arguments", "printed"), of_committed_runs())
+def test_what_committed_runs_show_is_quoted_as_it_is(
+    where: str, arguments: list[str], printed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the order of the output, which is cut at ``...`` and whose lines may have lost blanks at their end."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["sdbench", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    out, err = capsys.readouterr()
+    lines = iter([line.rstrip() for line in (out + err).splitlines()])
+    assert [line for line in printed if line != "..." and line not in lines] == []
 
 
 def test_the_readme_leads_to_every_guide() -> None:
