@@ -70,6 +70,6 @@ def command(base: Path, new: Path, fail_over: float, as_json: bool) -> None:
             print(line)
     worst = found.regressions
     if worst:
-        named = "; ".join(f"{one.label} ({one.figure}) {one.verdict}" for one in worst[:NAMED])
+        named = "; ".join(f"{one.label} ({one.figure}) {'not measured any more' if one.lost else one.verdict}" for one in worst[:NAMED])
         more = f"; {len(worst) - NAMED} more" if len(worst) > NAMED else ""
         raise SdbenchError(f"{len(worst)} regression{'s' if len(worst) > 1 else ''}: {named}{more}", ExitCode.SLOWER)

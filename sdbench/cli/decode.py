@@ -66,7 +66,7 @@ def command(
     from sdbench.progress import Progress
     from sdbench.results import write_atomic
     from sdbench.suites.decode.report import report
-    from sdbench.suites.decode.suite import DecodeOptions, run
+    from sdbench.suites.decode.suite import DecodeOptions, require_some, run
     from sdbench.suites.runs import origins
 
     target = resolve_device(device)
@@ -95,3 +95,4 @@ def command(
         if output:
             write_atomic(output / "report.md", found.markdown())
     print_result(found, as_json)
+    require_some(rows)

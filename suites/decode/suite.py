@@ -177,6 +177,16 @@ def judge(rows: list[Row]) -> list[Row]:
     return rows
 
 
+def require_some(rows: Sequence[Row]) -> None:
+    """Fails a run, once its rows are out, that could measure no way to decode.
+
+    Raises:
+        SdbenchError: No row has a rate; the first reason.
+    """
+    if all(row["decode_rate"] is None for row in rows):
+        raise SdbenchError(f"no way to decode could be measured; {rows[0]['path']}: {rows[0]['reason'] or rows[0]['outcome']}")
+
+
 def _ways(options: DecodeOptions) -> list[_Way]:
     fused = FUSED_GRAPH if options.device.type == "cuda" else FUSED
     ways = [_Way(DENSE, fused, context) for context in options.contexts]

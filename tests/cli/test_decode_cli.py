@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sdbench.errors import SdbenchError
 from sdbench.results import read_csv, read_jsonl, strict_json
 
 SHORT = ("--tokens", 5, "--repeats", 1, "--warmup-tokens", 0, "--context", 4, "--no-baselines", "--device", "cpu")
@@ -44,3 +45,15 @@ def test_csv_has_a_column_a_figure(sdbench, checkpoint, tmp_path):
     ]
     assert pruned["memory.packed"] == str(rows[1]["memory"]["packed"]) and pruned["profile.pruned products.us"] == ""
     assert not any("{" in cell for record in (dense, pruned) for cell in record.values())
+
+
+def test_a_run_that_measures_nothing_says_so(sdbench, checkpoint, monkeypatch):
+    """Its rows are out all the same."""
+
+    def refuse(*arguments: object) -> None:
+        raise SdbenchError("no fused step: no such attention")
+
+    monkeypatch.setattr("sdbench.suites.decode.suite.named", refuse)
+    done = sdbench("decode", "--model", f"random:{checkpoint()}", *SHORT)
+    assert done.code == 1 and "constraint" in done.out
+    assert "no way to decode could be measured; fused step: no fused step: no such attention" in done.err

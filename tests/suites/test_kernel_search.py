@@ -45,6 +45,17 @@ def test_a_nan_in_the_output_is_incorrect() -> None:
     assert trial.error is not None and math.isnan(trial.error)
 
 
+@pytest.mark.parametrize("place", [-1, 32])
+def test_a_read_beside_x_is_incorrect_even_times_zero(place: int) -> None:
+    """CASES 11."""
+
+    def launch(packed, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        beside = x.as_strided((1,), (1,), x.storage_offset() + place)
+        return right(packed, x, y, config).add_(0 * beside)
+
+    assert check(fake(launch), operand(), {}, torch.Generator()).outcome == "incorrect"
+
+
 def test_an_output_that_is_not_written_is_incorrect() -> None:
     trial = check(fake(lambda packed, x, y, config: y), operand(), {}, torch.Generator())
     assert trial.outcome == "incorrect"
