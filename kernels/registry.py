@@ -90,20 +90,22 @@ def as_it_is(dense: Tensor, keep: Tensor | None, pattern: Pattern | None) -> tup
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to compute y = W x at batch 1.
+    """One way to compute y = W x.
 
     Attributes:
         kernel: The folder it lives in: ``"spmv"`` (the operand is a PackedWeight), ``"dense"`` (a matrix ``[out, in]``), and others whose
             operands ``prepare`` makes.
         name: Name within the kernel.
         summary: One line for tables and docs.
-        launch: ``launch(operand, x, y, config)`` computes W x for x ``[in]`` and returns it, ``[out]``: in y, where the variant can.
+        launch: ``launch(operand, x, y, config)`` computes W x for x ``[in]`` and returns it, ``[out]``: in y, where the variant can. With
+            several tokens x is ``[tokens, in]`` and the result ``[tokens, out]``.
         space: Configs to search for a problem; each must be valid, or its failure becomes a record.
         default: Config without a search, from the shape and the SM count.
         constraint: Why the variant cannot take a problem, or None.
         needs: ``"torch"`` runs anywhere, ``"triton"`` on a GPU or in Triton's interpreter.
         compile_source: For compile-only checks; None for variants without a kernel of ours.
         prepare: Makes the operand; variants with one and the same function share their operands.
+        tokens: Fewest and most rows of x that it is for; None for no limit.
     """
 
     kernel: str
@@ -116,6 +118,12 @@ class Variant:
     needs: str = "triton"
     compile_source: Callable[[Problem, Config], CompileSource] | None = None
     prepare: Prepare = as_it_is
+    tokens: tuple[int, int | None] = (1, 1)
+
+    def serves(self, tokens: int) -> bool:
+        """Whether it is for so many rows of x."""
+        least, most = self.tokens
+        return least <= tokens and (most is None or tokens <= most)
 
 
 _VARIANTS: dict[tuple[str, str], Variant] = {}

@@ -55,5 +55,5 @@ def spmm(packed: PackedWeight, x: Tensor, variant: str = "auto", *, out_dtype: t
         refusal = can_run(chosen.needs, packed.device) or chosen.constraint(problem)
         if refusal:
             raise SdbenchError(f"spmm variant {chosen.name}: {refusal}")
-        chosen.launch(packed, rows, y, chosen.default(problem))
+        y = chosen.launch(packed, rows, y, chosen.default(problem)).to(y.dtype)
     return y.view(*x.shape[:-1], packed.out_features)

@@ -88,7 +88,7 @@ def buffer(packed: PackedWeight, rows: int) -> Tensor:
 
 
 def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor:
-    """Fills and returns y ``[tokens, out]`` = x W^T, accumulated as torch accumulates.
+    """``[tokens, out]`` = x W^T in the weight's dtype, accumulated as torch accumulates: in y, where that has this dtype.
 
     Args:
         packed: W ``[out, in]``, any pattern and dtype.
@@ -96,12 +96,12 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
         y: ``[tokens, out]``, any float dtype.
         config: As in :func:`expand`, and ``piece`` rows at a time.
     """
-    narrow = x.to(packed.dtype)
+    narrow, found = x.to(packed.dtype), y if y.dtype == packed.dtype else torch.empty_like(y, dtype=packed.dtype)
     for start in range(0, packed.out_features, config["piece"]):
         rows = slice(start, min(start + config["piece"], packed.out_features))
         dense = expand(packed, rows, buffer(packed, rows.stop - rows.start), config)
-        y[:, rows] = torch.nn.functional.linear(narrow, dense)
-    return y
+        torch.mm(narrow, dense.T, out=found[:, rows])
+    return found
 
 
 def default(problem: Problem) -> Config:
@@ -137,5 +137,6 @@ register(
         space=space,
         default=default,
         compile_source=compile_source,
+        tokens=(2, None),
     )
 )

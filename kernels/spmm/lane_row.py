@@ -199,5 +199,6 @@ register(
         default=default,
         constraint=constraint,
         compile_source=compile_source,
+        tokens=(2, MOST_TOKENS),
     )
 )

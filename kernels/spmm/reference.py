@@ -23,5 +23,6 @@ register(
         space=lambda problem: [{}],
         default=lambda problem: {},
         needs="torch",
+        tokens=(2, None),
     )
 )

@@ -40,6 +40,7 @@ class Key:
         dtype: "bf16", "fp16" or "fp32".
         source: Hash of the kernel's source.
         triton: Triton's version.
+        tokens: Rows of x.
     """
 
     gpu: str
@@ -51,11 +52,12 @@ class Key:
     dtype: str
     source: str
     triton: str
+    tokens: int = 1
 
     @property
-    def task(self) -> tuple[str, str, tuple[int, int], str | None, str]:
+    def task(self) -> tuple[str, str, tuple[int, int], str | None, str, int]:
         """What is multiplied and by what, wherever: the key of the configs that ship with the package."""
-        return self.kernel, self.variant, self.shape, self.pattern, self.dtype
+        return self.kernel, self.variant, self.shape, self.pattern, self.dtype, self.tokens
 
     @property
     def digest(self) -> str:
@@ -68,7 +70,8 @@ class Key:
         device = f"{re.sub('[^a-z0-9]+', '-', self.gpu.lower()).strip('-')}-sm{self.capability}"
         kind = self.pattern.replace(":", "of") if self.pattern else "dense"
         shape = "x".join(map(str, self.shape))
-        return Path(device) / f"{self.kernel}-{self.variant}-{shape}-{kind}-{self.dtype}-{self.digest}.json"
+        rows = f"-{self.tokens}tokens" if self.tokens > 1 else ""
+        return Path(device) / f"{self.kernel}-{self.variant}-{shape}-{kind}-{self.dtype}{rows}-{self.digest}.json"
 
 
 class Choice(BaseModel):
@@ -117,6 +120,7 @@ def key_of(variant: Variant, problem: Problem, device: torch.device) -> Key:
         dtype=DTYPE_NAMES[problem.dtype],
         source=source_hash(variant.kernel),
         triton=triton.__version__,
+        tokens=problem.tokens,
     )
 
 
@@ -135,5 +139,5 @@ def source_hash(kernel: str, kernels: Path = KERNELS) -> str:
     return digest.hexdigest()[:16]
 
 
-def _order(key: Key) -> tuple[str, str, tuple[int, int], str, str]:
-    return key.kernel, key.variant, key.shape, key.pattern or "", key.dtype
+def _order(key: Key) -> tuple[str, str, tuple[int, int], str, str, int]:
+    return key.kernel, key.variant, key.shape, key.pattern or "", key.dtype, key.tokens

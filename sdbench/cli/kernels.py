@@ -37,6 +37,15 @@ from sdbench.cli.printing import print_result
 @device_option
 @min_speedup_option("Exit with 4 when the best variant's sum is not this many times as fast as the fastest dense; on a GPU.")
 @click.option(
+    "--batch",
+    "batches",
+    type=int,
+    multiple=True,
+    default=(1,),
+    show_default=True,
+    help="Tokens multiplied at once: 1 is a decode step at batch 1; may be given several times, for where pruning stops paying.",
+)
+@click.option(
     "--chain",
     type=click.IntRange(min=0),
     default=0,
@@ -59,6 +68,7 @@ def command(
     seed: int,
     device: str,
     min_speedup: float | None,
+    batches: tuple[int, ...],
     chain: int,
     plot: Path | None,
     output: Path | None,
@@ -78,6 +88,7 @@ def command(
     sdbench kernels --pattern 4:8 --shapes 4096x2560,2560x9728 --json
     sdbench kernels --pattern 2:4 --effort full --no-cache
     sdbench kernels --pattern 2:4 --chain 36
+    sdbench kernels --pattern 2:4 --batch 1 --batch 4 --batch 16
     sdbench kernels --pattern 2:4 --output run --plot run/roofline.png
     """
     from sdbench.devices import require_gpu, resolve_device, resolve_dtype
@@ -87,7 +98,7 @@ def command(
         # Triton decides at import whether its functions are interpreted.
         os.environ["TRITON_INTERPRET"] = "1"
     from sdbench.environment import describe
-    from sdbench.errors import ExitCode, SdbenchError
+    from sdbench.errors import ExitCode, SdbenchError, UsageError
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import write_atomic
@@ -103,7 +114,21 @@ def command(
 
         check_plot(plot)
     parsed = list(dict.fromkeys(Pattern.parse(text) for text in patterns))
-    options = KernelRun(parsed, parse_shapes(shapes), resolve_dtype(dtype, target), target, variants, seed, effort, timeout, not no_cache)
+    options = KernelRun(
+        parsed,
+        parse_shapes(shapes),
+        resolve_dtype(dtype, target),
+        target,
+        variants,
+        seed,
+        effort,
+        timeout,
+        use_cache=not no_cache,
+        batches=tuple(dict.fromkeys(batches)),
+    )
+    for name, given in (("--chain", chain), ("--plot", plot), ("--min-speedup", min_speedup is not None)):
+        if given and 1 not in options.batches:
+            raise UsageError(f"{name} is about one token; add --batch 1, or leave it out")
     if chain:
         require_chain(options.shapes)
     for name, given in (("--chain", chain), ("--plot", plot), ("--min-speedup", min_speedup is not None)):

@@ -131,7 +131,7 @@ def _fastest(rows: Sequence[Row], kind: str, pattern: str | None, layer: str) ->
     timed = [
         row
         for row in rows
-        if (row["kernel"], row["pattern"], row["layer"]) == (kernel, pattern, layer)
+        if (row["kernel"], row["pattern"], row["layer"], row["tokens"]) == (kernel, pattern, layer, 1)
         and row["us"]
         and (kind != "linear" or row["variant"] == "linear")
     ]

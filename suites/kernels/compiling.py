@@ -17,7 +17,7 @@ from sdbench.suites.kernels.operands import Operand
 from sdbench.suites.kernels.search import one_line
 
 
-def compile_all(variant: Variant, operand: Operand, configs: Sequence[Config]) -> Iterator[str | None]:
+def compile_all(variant: Variant, operand: Operand, configs: Sequence[Config], tokens: int = 1) -> Iterator[str | None]:
     """Compiles what each config launches, on as many threads as there are usable CPUs; nothing runs on the device.
 
     Yields:
@@ -26,9 +26,8 @@ def compile_all(variant: Variant, operand: Operand, configs: Sequence[Config]) -
     if variant.needs != "triton" or interpreted():
         yield from [None] * len(configs)
         return
-    problem = operand.problem
-    x = torch.zeros(problem.in_features, dtype=problem.dtype, device=operand.device)
-    y = torch.empty(problem.out_features, device=operand.device)
+    x = torch.zeros(operand.x_shape(tokens), dtype=operand.problem.dtype, device=operand.device)
+    y = torch.empty(operand.y_shape(tokens), device=operand.device)
     verdicts: dict[int, str | None] = {}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
         launched: list[list[Any] | str] = []

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from sdbench.errors import SdbenchError
+from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels import tuned
 from sdbench.kernels.launching import can_run
 from sdbench.kernels.registry import Config, Variant
@@ -26,8 +26,8 @@ Effort = Literal["none", "quick", "full"]
 
 EFFORTS: tuple[Effort, ...] = ("none", "quick", "full")
 
-Product = tuple[Variant, str, Pattern | None]
-"""A variant, the layer whose shape it multiplies, and the pattern of the weight."""
+Product = tuple[Variant, str, Pattern | None, int]
+"""A variant, the layer whose shape it multiplies, the pattern of the weight, and the rows of x."""
 
 Row = dict[str, Any]
 
@@ -46,9 +46,10 @@ class Measurement:
         effort: How much is searched where the user's cache holds no choice.
         timeout: Seconds that a compiled config may take.
         use_cache: Use the user's cache of tuned configs, and add to it.
+        batches: Rows of x, each a table of its own; 1 is a decode step.
 
     Raises:
-        UsageError: A width that a pattern does not divide.
+        UsageError: A width that a pattern does not divide, or a batch out of range.
     """
 
     patterns: Sequence[Pattern]
@@ -60,8 +61,12 @@ class Measurement:
     effort: Effort = "quick"
     timeout: float = 30.0
     use_cache: bool = True
+    batches: Sequence[int] = (1,)
 
     def __post_init__(self) -> None:
+        for batch in self.batches:
+            if batch < 1:
+                raise UsageError(f"--batch is {batch}; it must be at least 1")
         for name, shape in self.shapes.items():
             for pattern in self.patterns:
                 pattern.require_width(shape[1], name)
@@ -81,13 +86,14 @@ class Measurement:
             "timeout": self.timeout,
             "seed": self.seed,
             "device": self.device.type,
+            "batch": list(self.batches),
         }
 
     def case(self, product: Product) -> Case:
         """What runs for a product: on a CPU a smaller shape."""
-        variant, layer, pattern = product
+        variant, layer, pattern, tokens = product
         shape = self.shapes[layer] if self.device.type == "cuda" else reduced(self.shapes[layer], pattern)
-        return Case.of(variant, shape, self.dtype, pattern, self.device, self.seed)
+        return Case.of(variant, shape, self.dtype, pattern, self.device, self.seed, tokens)
 
     def runner(self) -> Runner:
         """A process of its own for a GPU, this one for a CPU."""
@@ -158,12 +164,12 @@ def choice_of(key: tuned.Key, config: Config, us: dict[str, float], effort: Effo
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    return row["kernel"], row["variant"], row["pattern"], row["layer"]
+    return row["kernel"], row["variant"], row["pattern"], row["layer"], row.get("tokens", 1)
 
 
 def _product_key(product: Product) -> tuple[Any, ...]:
-    variant, layer, pattern = product
-    return variant.kernel, variant.name, str(pattern) if pattern else None, layer
+    variant, layer, pattern, tokens = product
+    return variant.kernel, variant.name, str(pattern) if pattern else None, layer, tokens
 
 
 class _Tuner:
@@ -180,10 +186,10 @@ class _Tuner:
         """Result rows of one shape."""
         options = self._options
         cases = [options.case(product) for product in products]
-        refusals = [can_run(v.needs, options.device) or v.constraint(c.problem) for (v, _, _), c in zip(products, cases, strict=True)]
+        refusals = [can_run(v.needs, options.device) or v.constraint(c.problem) for (v, *_), c in zip(products, cases, strict=True)]
         found = [None if refusal else self._choose(case) for case, refusal in zip(cases, refusals, strict=True)]
         rows = []
-        for (_, layer, _), case, refusal, chosen in zip(products, cases, refusals, found, strict=True):
+        for (_, layer, *_), case, refusal, chosen in zip(products, cases, refusals, found, strict=True):
             if chosen is None:
                 chosen, trial = Found(None, "default"), Trial({}, "constraint", message=refusal)
             else:
@@ -261,4 +267,6 @@ class _Tuner:
 
 
 def _label(case: Case) -> str:
-    return " ".join([f"{case.kernel}/{case.variant}", "x".join(map(str, case.shape)), *([str(case.pattern)] if case.pattern else [])])
+    parts = [f"{case.kernel}/{case.variant}", "x".join(map(str, case.shape))]
+    parts += [str(case.pattern)] if case.pattern else []
+    return " ".join(parts + ([f"{case.tokens} tokens"] if case.tokens > 1 else []))

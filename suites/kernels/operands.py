@@ -60,6 +60,14 @@ class Operand:
         """Bytes that one product must read of the weight."""
         return int(self.weight.nbytes)
 
+    def x_shape(self, tokens: int) -> tuple[int, ...]:
+        """Shape of the input, as ``Variant.launch`` takes it."""
+        return (self.problem.in_features,) if tokens == 1 else (tokens, self.problem.in_features)
+
+    def y_shape(self, tokens: int) -> tuple[int, ...]:
+        """Shape of the output."""
+        return (self.problem.out_features,) if tokens == 1 else (tokens, self.problem.out_features)
+
     def copies(self) -> list[Any]:
         """The weight in enough places to make every read a cold one."""
         return [self.weight, *(self.weight.clone() for _ in range(copies_needed(self.nbytes, self.device) - 1))]

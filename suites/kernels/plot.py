@@ -27,13 +27,15 @@ def draw(rows: Sequence[Row], gpu: str) -> "Figure | None":
     Series are ``F.linear``, the fastest dense kernel of each shape, every other baseline, and the fastest SpMV of each pattern.
 
     Args:
-        rows: Result rows of the suite; those without a timing or a passed check are left out, and partial sums, which are no product yet.
+        rows: Result rows of the suite; left out are those of several tokens, those without a timing or a passed check, and partial sums,
+            which are no product yet.
         gpu: The GPU's name, for the title.
 
     Returns:
         None where no row is left.
     """
-    timed = [row for row in rows if row["us"] and row["outcome"] == "correct" and row["kernel"] != "spmv_partial"]
+    single = [row for row in rows if row.get("tokens", 1) == 1 and row["kernel"] != "spmv_partial"]
+    timed = [row for row in single if row["us"] and row["outcome"] == "correct"]
     if not timed:
         return None
     from matplotlib.figure import Figure

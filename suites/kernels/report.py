@@ -18,6 +18,7 @@ QUANTIZED = ("int8", "fp8")
 _OVER = {"linear": "F.linear", "dense": "dense"} | {name: name for name in QUANTIZED}
 """Headings of the speed-ups, by their names in a row."""
 
+BATCH = (Column("tokens", key=True),)
 KEYS = (Column("layer", key=True), Column("shape", key=True), Column("pattern", key=True), Column("variant", key=True), Column("outcome"))
 REDUCED = (Column("checked as"),)
 TIMES = (
@@ -105,9 +106,12 @@ def table(rows: Sequence[Row]) -> tuple[list[Column], list[list[str]]]:
     Args:
         rows: Result rows of the suite.
     """
-    columns = [*KEYS, *(TIMES if any(row["us"] for row in rows) else REDUCED), *ERROR]
+    several = any(row.get("tokens", 1) > 1 for row in rows)
+    columns = [*KEYS[:2], *(BATCH if several else ()), *KEYS[2:], *(TIMES if any(row["us"] for row in rows) else REDUCED), *ERROR]
     order = {tuple(row["of_shape"]): number for number, row in reversed(list(enumerate(rows)))}
-    ordered = sorted(rows, key=lambda row: (order[tuple(row["of_shape"])], row["pattern"] or "", row["kernel"], row["variant"]))
+    ordered = sorted(
+        rows, key=lambda row: (order[tuple(row["of_shape"])], _tokens(row), row["pattern"] or "", row["kernel"], row["variant"])
+    )
     cells = [_cells(row) for row in ordered]
     return columns, [[row[column.name] for column in columns] for row in cells]
 
@@ -152,8 +156,9 @@ class Sums:
 
     Attributes:
         pattern: N:M of the sparse sum.
+        tokens: Rows of x.
         shapes: How many there are.
-        sparse: The fastest correct SpMV variants, y finished.
+        sparse: The fastest correct SpMV variants, y finished; of several tokens, SpMM variants.
         partial: The fastest that leave their partial sums to a consumer; None where a shape has none.
         linear: ``F.linear``.
         dense: The fastest dense kernels.
@@ -161,6 +166,7 @@ class Sums:
     """
 
     pattern: str
+    tokens: int
     shapes: int
     sparse: float
     partial: float | None
@@ -170,7 +176,14 @@ class Sums:
 
 
 def sums(rows: Sequence[Row]) -> list[Sums]:
-    """One sum a pattern; a pattern with an untimed shape has none."""
+    """One sum a pattern and number of tokens; one with an untimed shape has none."""
+    found = []
+    for tokens in sorted({_tokens(row) for row in rows}):
+        found += _sums_at(tokens, [row for row in rows if _tokens(row) == tokens])
+    return found
+
+
+def _sums_at(tokens: int, rows: Sequence[Row]) -> list[Sums]:
     shapes = {tuple(row["of_shape"]) for row in rows}
     timed = [row for row in rows if row["us"] and row["outcome"] == "correct"]
     linear = _sum_of_best([row for row in timed if row["variant"] == "linear"], shapes)
@@ -182,10 +195,11 @@ def sums(rows: Sequence[Row]) -> list[Sums]:
             quantized[name] = total
     found = []
     for pattern in dict.fromkeys(row["pattern"] for row in rows if row["pattern"]):
-        sparse = _sum_of_best([row for row in timed if (row["kernel"], row["pattern"]) == ("spmv", pattern)], shapes)
-        partial = _sum_of_best([row for row in timed if (row["kernel"], row["pattern"]) == ("spmv_partial", pattern)], shapes)
+        ours = [row for row in timed if row["pattern"] == pattern]
+        sparse = _sum_of_best([row for row in ours if row["kernel"] == ("spmv" if tokens == 1 else "spmm")], shapes)
+        partial = _sum_of_best([row for row in ours if row["kernel"] == "spmv_partial"], shapes)
         if sparse and linear and dense:
-            found.append(Sums(pattern, len(shapes), sparse, partial, linear, dense, quantized))
+            found.append(Sums(pattern, tokens, len(shapes), sparse, partial, linear, dense, quantized))
     return found
 
 
@@ -195,10 +209,25 @@ def headline(rows: Sequence[Row]) -> list[str]:
     for s in sums(rows):
         # A run that ended early may lack shapes: a sum says how many it has.
         shapes = f"{s.shapes} shapes" if s.shapes > 1 else "1 shape"
-        quantized = "".join(f", {name} sum {total:.1f} us" for name, total in s.quantized.items())
-        lines.append(f"{s.pattern}: sum of {shapes} {_against(s.sparse, s)}{quantized}")
+        name = s.pattern if s.tokens == 1 else f"{s.pattern}, {s.tokens} tokens"
+        quantized = "".join(f", {kind} sum {total:.1f} us" for kind, total in s.quantized.items())
+        lines.append(f"{name}: sum of {shapes} {_against(s.sparse, s)}{quantized}")
         if s.partial:
-            lines.append(f"{s.pattern} with partial sums left to a consumer that adds them: sum of {shapes} {_against(s.partial, s)}")
+            lines.append(f"{name} with partial sums left to a consumer that adds them: sum of {shapes} {_against(s.partial, s)}")
+    return lines + crossovers(rows)
+
+
+def crossovers(rows: Sequence[Row]) -> list[str]:
+    """For each pattern that was timed at several numbers of tokens, up to which of them it pays."""
+    lines = []
+    found = sums(rows)
+    for pattern in dict.fromkeys(s.pattern for s in found):
+        gains = [(s.tokens, s.dense / s.sparse) for s in found if s.pattern == pattern]
+        if len(gains) > 1:
+            losing = next((tokens for tokens, gain in gains if gain < 1), None)
+            until = f"stops paying at {losing} tokens" if losing else f"pays up to {gains[-1][0]} tokens, the most that were timed"
+            each = ", ".join(f"{gain:.2f}x at {tokens}" for tokens, gain in gains)
+            lines.append(f"{pattern} {until}: {each}, over the fastest dense")
     return lines
 
 
@@ -207,13 +236,14 @@ def _against(total: float, s: Sums) -> str:
 
 
 def slowest_speedup(rows: Sequence[Row]) -> float | None:
-    """The smallest speed-up of a pattern's sum over the fastest dense; None without timings."""
-    return min((s.dense / s.sparse for s in sums(rows)), default=None)
+    """The smallest speed-up of a pattern's sum at one token over the fastest dense; None without timings."""
+    return min((s.dense / s.sparse for s in sums(rows) if s.tokens == 1), default=None)
 
 
 def _named(row: Row) -> str:
     name = row["variant"] + (" (sums)" if row["kernel"] == "spmv_partial" else "")
-    return f"{name} on {row['layer']}" + (f" at {row['pattern']}" if row["pattern"] else "")
+    several = f", {_tokens(row)} tokens" if _tokens(row) > 1 else ""
+    return f"{name} on {row['layer']}" + (f" at {row['pattern']}" if row["pattern"] else "") + several
 
 
 def _sum_of_best(rows: Sequence[Row], shapes: set[tuple[int, ...]]) -> float | None:
@@ -222,8 +252,13 @@ def _sum_of_best(rows: Sequence[Row], shapes: set[tuple[int, ...]]) -> float | N
     return sum(times) if len(times) == len(shapes) else None
 
 
+def _tokens(row: Row) -> int:
+    """Rows of x; those of before there were several have none."""
+    return int(row.get("tokens", 1))
+
+
 def _results(run: SavedRun) -> list[Row]:
-    return [measured(row) for row in run.latest("result", "kernel", "variant", "pattern", "layer")]
+    return [measured(row) for row in run.latest("result", "kernel", "variant", "pattern", "layer", "tokens")]
 
 
 def _plain(rows: Sequence[Row]) -> list[Row]:
@@ -235,7 +270,7 @@ def _speedup(row: Row, rows: Sequence[Row]) -> dict[str, float | None]:
     baselines = {
         (other["kernel"], other["variant"]): other["us"]["p50"]
         for other in rows
-        if other["pattern"] is None and other["of_shape"] == row["of_shape"] and other["us"]
+        if other["pattern"] is None and _tokens(other) == _tokens(row) and other["of_shape"] == row["of_shape"] and other["us"]
     }
     times = {
         "linear": baselines.get(("dense", "linear")),
@@ -247,8 +282,8 @@ def _speedup(row: Row, rows: Sequence[Row]) -> dict[str, float | None]:
 
 
 def _is_best(row: Row, rows: Sequence[Row]) -> bool:
-    kind = (row["kernel"], row["pattern"], row["of_shape"])
-    group = [other for other in rows if (other["kernel"], other["pattern"], other["of_shape"]) == kind]
+    kind = (row["kernel"], row["pattern"], row["of_shape"], _tokens(row))
+    group = [other for other in rows if (other["kernel"], other["pattern"], other["of_shape"], _tokens(other)) == kind]
     right = [other["us"]["p50"] for other in group if other["us"] and other["outcome"] == "correct"]
     return bool(row["us"] and right and row["us"]["p50"] == min(right))
 
@@ -258,6 +293,7 @@ def _cells(row: Row) -> dict[str, str]:
     return {
         "layer": row["layer"],
         "shape": "x".join(map(str, row["of_shape"])),
+        "tokens": str(_tokens(row)),
         "pattern": row["pattern"] or "dense",
         "variant": row["variant"] + (", sums" if row["kernel"] == "spmv_partial" else "") + (" *" if row["best"] else ""),
         "outcome": row["outcome"],

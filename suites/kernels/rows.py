@@ -54,6 +54,7 @@ def trial_row(case: Case, trial: Trial) -> dict[str, Any]:
         "pattern": str(case.pattern) if case.pattern else None,
         "shape": list(case.shape),
         "dtype": tuned.DTYPE_NAMES[case.dtype],
+        "tokens": case.tokens,
         "config": dict(trial.config),
         "outcome": trial.outcome,
         "error": trial.error,
@@ -72,7 +73,7 @@ def result_row(case: Case, layer: str, of_shape: Shape, best: Trial, trials: Seq
         best: The trial whose figures stand in the row.
         trials: One a config that was tried.
     """
-    nbytes = None if best.nbytes is None else best.nbytes + case.shape[1] * case.dtype.itemsize
+    nbytes = None if best.nbytes is None else best.nbytes + case.tokens * case.shape[1] * case.dtype.itemsize
     gbps = nbytes / best.times.p50 / 1e3 if nbytes and best.times else None
     timeable = best.outcome == "constraint" or case.device.type == "cuda"
     reason = best.message or "not timed" if timeable else "no GPU: checked in the interpreter on a reduced shape"

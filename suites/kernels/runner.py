@@ -41,6 +41,7 @@ class Case:
         pattern: N:M of the weight, or None.
         device: Where to run.
         seed: Seed of the weight and the inputs.
+        tokens: Rows of x.
     """
 
     kernel: str
@@ -51,11 +52,21 @@ class Case:
     pattern: Pattern | None
     device: torch.device
     seed: int
+    tokens: int = 1
 
     @classmethod
-    def of(cls, variant: Variant, shape: Shape, dtype: torch.dtype, pattern: Pattern | None, device: torch.device, seed: int) -> Self:
+    def of(
+        cls,
+        variant: Variant,
+        shape: Shape,
+        dtype: torch.dtype,
+        pattern: Pattern | None,
+        device: torch.device,
+        seed: int,
+        tokens: int = 1,
+    ) -> Self:
         """The case of a registered variant."""
-        return cls(variant.kernel, variant.name, variant.launch.__module__, shape, dtype, pattern, device, seed)
+        return cls(variant.kernel, variant.name, variant.launch.__module__, shape, dtype, pattern, device, seed, tokens)
 
     def find(self) -> Variant:
         """The variant itself."""
@@ -64,7 +75,7 @@ class Case:
     @property
     def problem(self) -> Problem:
         """The registry's description."""
-        return Problem(*self.shape, self.dtype, self.pattern, sm_count(self.device), capability(self.device))
+        return Problem(*self.shape, self.dtype, self.pattern, sm_count(self.device), capability(self.device), self.tokens)
 
 
 @dataclass(frozen=True)
@@ -143,13 +154,15 @@ class Bench:
         bandwidth = read_bandwidth(operand.nbytes, case.device) if request.roofline and case.device.type == "cuda" else None
         yield Ready(operand.nbytes, bandwidth)
         good = []
-        for config, refusal in zip(request.configs, compile_all(variant, operand, request.configs), strict=True):
+        for config, refusal in zip(request.configs, compile_all(variant, operand, request.configs, case.tokens), strict=True):
             if refusal is None:
                 good.append(config)
             yield refusal
         for config in good:
-            trial = check(variant, operand, config, generator)
-            yield self._timed(variant, operand, trial, generator, request.replays) if self.timer and trial.outcome == "correct" else trial
+            trial = check(variant, operand, config, generator, case.tokens)
+            if self.timer and trial.outcome == "correct":
+                trial = self._timed(self.timer, variant, operand, trial, generator, request)
+            yield trial
 
     def _get(self, case: Case, variant: Variant) -> Operand:
         key = variant.prepare, case.shape, case.dtype, case.pattern, case.device, case.seed
@@ -162,14 +175,13 @@ class Bench:
             self._key, self._operand = key, operand
         return self._operand
 
-    def _timed(self, variant: Variant, operand: Operand, trial: Trial, generator: torch.Generator, replays: int) -> Trial:
-        assert self.timer is not None
-        problem = operand.problem
-        x = torch.randn(problem.in_features, generator=generator, device=operand.device).to(problem.dtype)
-        y = torch.empty(problem.out_features, device=operand.device)
+    def _timed(self, timer: Timer, variant: Variant, operand: Operand, trial: Trial, generator: torch.Generator, request: Request) -> Trial:
+        tokens = request.case.tokens
+        x = torch.randn(operand.x_shape(tokens), generator=generator, device=operand.device).to(operand.problem.dtype)
+        y = torch.empty(operand.y_shape(tokens), device=operand.device)
         calls = [lambda weight=weight: variant.launch(weight, x, y, trial.config) for weight in self._copies]
         try:
-            times = self.timer(calls, replays=replays)
+            times = timer(calls, replays=request.replays)
         except torch.OutOfMemoryError as error:
             return replace(trial, outcome="out_of_resources", message=one_line(error))
         return replace(trial, times=times, message=None if times else "the device gave no finite time")

@@ -52,7 +52,7 @@ BORDER = 128
 """Elements of NaN before and behind x; a multiple of the bytes that aligned kernels ask of its address, in any dtype."""
 
 
-def check(variant: Variant, operand: Operand, config: Config, generator: torch.Generator) -> Trial:
+def check(variant: Variant, operand: Operand, config: Config, generator: torch.Generator, tokens: int = 1) -> Trial:
     """Runs a config twice on fresh random x between NaNs, into NaN-filled outputs, against the float64 product with the pruned matrix.
 
     The second run catches what the first leaves behind: counters, or sums that go on accumulating.
@@ -68,11 +68,12 @@ def check(variant: Variant, operand: Operand, config: Config, generator: torch.G
     worst, y_dtype = 0.0, torch.float32
     try:
         for _ in range(2):
-            x = torch.randn(operand.problem.in_features, generator=generator, device=device).to(dtype)
-            y = torch.full((operand.problem.out_features,), float("nan"), device=device)
+            x = torch.randn(operand.x_shape(tokens), generator=generator, device=device).to(dtype)
+            y = torch.full(operand.y_shape(tokens), float("nan"), device=device)
             got = variant.launch(operand.weight, _between_nans(x.to(x_dtype)), y, config)
             # Partial sums [splits, out] are right where they add up.
-            error_now = relative_error(got.double().sum(0) if got.dim() == 2 else got, operand.dense.double() @ x.double())
+            summed = got.double().sum(0) if tokens == 1 and got.dim() == 2 else got
+            error_now = relative_error(summed, x.double() @ operand.dense.double().T)
             # max() would drop a NaN that comes second.
             worst = error_now if not error_now <= worst else worst
             y_dtype = got.dtype
@@ -87,8 +88,8 @@ def check(variant: Variant, operand: Operand, config: Config, generator: torch.G
 
 def _between_nans(x: torch.Tensor) -> torch.Tensor:
     memory = x.new_full((x.numel() + 2 * BORDER,), float("nan"))
-    memory[BORDER:-BORDER] = x
-    return memory[BORDER:-BORDER]
+    memory[BORDER:-BORDER] = x.flatten()
+    return memory[BORDER:-BORDER].view(x.shape)
 
 
 def search(configs: Sequence[Config], run: Callable[[Sequence[Config], int], Iterator[Trial]]) -> tuple[Trial | None, list[Trial]]:

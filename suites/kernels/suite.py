@@ -17,17 +17,22 @@ from sdbench.suites.kernels.runner import Runner
 PRUNED, UNPRUNED = ("spmv", "spmv_partial", "semi_structured"), ("dense", "quantized")
 """Kernels that multiply by a pruned weight, once a pattern, and those that multiply by the whole one, once a shape."""
 
+SEVERAL = "spmm"
+"""The kernel of a pruned weight and several tokens."""
+
 
 class KernelRun(Measurement):
-    """What to check, search and time; ``variants`` are those of the SpMV, beside which all baselines run.
+    """What to check, search and time; ``variants`` are those of the SpMV and the SpMM, beside which all baselines run.
 
     Raises:
         UsageError: An unknown variant, or a width that a pattern does not divide.
     """
 
     def __post_init__(self) -> None:
+        several = {variant.name for variant in registry.variants(SEVERAL)}
         for name in self.variants:
-            registry.find("spmv", name)
+            if name not in several:
+                registry.find("spmv", name)
         super().__post_init__()
 
 
@@ -46,15 +51,19 @@ def run(options: KernelRun, directory: RunDirectory | None, progress: Progress, 
     Raises:
         SdbenchError: No SpMV variant can run (exit code 5): the baselines alone answer nothing. Or rows of another GPU.
     """
-    chosen = [registry.find("spmv", name) for name in options.variants] or registry.variants("spmv")
+    chosen: list[Variant] = []
+    for kernel in ("spmv", "spmv_partial", SEVERAL):
+        ours = {variant.name: variant for variant in registry.variants(kernel)}
+        chosen += [ours[name] for name in options.variants or ours if name in ours]
     _require_some(options, chosen)
-    names = {variant.name for variant in chosen}
-    chosen += [variant for variant in registry.variants("spmv_partial") if variant.name in names]
     products: list[Product] = []
+    unpruned = [variant for kernel in UNPRUNED for variant in registry.variants(kernel)]
+    pruned = [*chosen, *registry.variants("semi_structured")]
     for name in options.shapes:
-        products += [(variant, name, None) for kernel in UNPRUNED for variant in registry.variants(kernel)]
-        for pattern in options.patterns:
-            products += [(variant, name, pattern) for variant in (*chosen, *registry.variants("semi_structured"))]
+        for batch in options.batches:
+            products += [(variant, name, None, batch) for variant in unpruned if variant.serves(batch)]
+            for pattern in options.patterns:
+                products += [(variant, name, pattern, batch) for variant in pruned if variant.serves(batch)]
     return judge(measure(products, options, directory, progress, runner))
 
 
@@ -73,8 +82,10 @@ def require_right(rows: Sequence[dict[str, Any]]) -> None:
 def _require_some(options: KernelRun, chosen: Sequence[Variant]) -> None:
     device = options.device
     refusals: dict[str, None] = {}
-    for variant, pattern, shape in itertools.product(chosen, options.patterns, options.shapes.values()):
-        problem = Problem(*shape, options.dtype, pattern, sm_count(device), capability(device))
+    for variant, pattern, shape, batch in itertools.product(chosen, options.patterns, options.shapes.values(), options.batches):
+        if not variant.serves(batch):
+            continue
+        problem = Problem(*shape, options.dtype, pattern, sm_count(device), capability(device), batch)
         refusal = can_run(variant.needs, device) or variant.constraint(problem)
         if refusal is None:
             return

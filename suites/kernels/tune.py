@@ -17,8 +17,9 @@ from sdbench.suites.kernels.suite import PRUNED, UNPRUNED
 
 
 def tunable() -> list[Variant]:
-    """Variants whose configs are worth a search: those with a Triton kernel."""
-    return [variant for kernel in (*PRUNED, *UNPRUNED) for variant in registry.variants(kernel) if variant.needs == "triton"]
+    """Variants of one token whose configs are worth a search: those with a Triton kernel."""
+    every = [variant for kernel in (*PRUNED, *UNPRUNED) for variant in registry.variants(kernel)]
+    return [variant for variant in every if variant.needs == "triton" and variant.serves(1)]
 
 
 class TuneRun(Measurement):
@@ -58,7 +59,7 @@ def run(options: TuneRun, directory: RunDirectory | None, progress: Progress, ru
     for layer in options.shapes:
         for variant in chosen:
             patterns = [None] if variant.kernel in UNPRUNED else list(options.patterns)
-            products += [(variant, layer, pattern) for pattern in patterns]
+            products += [(variant, layer, pattern, 1) for pattern in patterns]
     rows = measure(products, options, directory, progress, runner)
     if all(row["outcome"] == "constraint" for row in rows):
         reasons = dict.fromkeys(f"{row['variant']} at {row['pattern']} {row['message']}" for row in rows)
@@ -80,7 +81,7 @@ def export(path: Path, rows: Sequence[dict[str, Any]], options: TuneRun) -> int:
     for row in rows:
         if row["us"] and row["config_source"] != "default":
             pattern = next((pattern for pattern in options.patterns if str(pattern) == row["pattern"]), None)
-            case = options.case((products[row["kernel"], row["variant"]], row["layer"], pattern))
+            case = options.case((products[row["kernel"], row["variant"]], row["layer"], pattern, 1))
             key = tuned.key_of(case.find(), case.problem, case.device)
             choices.append(choice_of(key, row["config"], row["us"], options.effort, row["outcomes"]))
     tuned.export(path, capability(options.device), choices)

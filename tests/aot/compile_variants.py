@@ -32,7 +32,7 @@ SM_COUNT = {80: 108, 90: 132, 100: 148}
 """Of an A100, an H200 and a B200: default configs depend on it."""
 
 FEW_TOKENS = 4
-"""Rows of x for kernels that take several."""
+"""Rows of x for kernels that are not for one."""
 
 Case = tuple[Variant, Problem, Config]
 
@@ -58,7 +58,7 @@ def default_cases(capability: int, layers: list[str], patterns: list[str]) -> It
                 continue
             pattern = None if text == "dense" else Pattern.parse(text)
             for layer in layers:
-                tokens = FEW_TOKENS if variant.kernel == "spmm" else 1
+                tokens = 1 if variant.serves(1) else FEW_TOKENS
                 problem = Problem(*SHAPES[layer], torch.bfloat16, pattern, SM_COUNT[capability], capability, tokens)
                 if variant.constraint(problem):
                     continue

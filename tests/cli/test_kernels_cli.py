@@ -3,7 +3,7 @@
 import io
 import json
 import sys
-from types import SimpleNamespace
+from dataclasses import replace as changed
 from typing import Any
 
 import pytest
@@ -39,7 +39,7 @@ def swap(monkeypatch: pytest.MonkeyPatch) -> Any:
     def replace(name: str, launch: Any) -> None:
         registry.variants("spmv")  # all are registered from here on
         known = registry.find("spmv", name)
-        monkeypatch.setitem(registry._VARIANTS, ("spmv", name), SimpleNamespace(**vars(known) | {"launch": launch}))
+        monkeypatch.setitem(registry._VARIANTS, ("spmv", name), changed(known, launch=launch))
 
     return replace
 
@@ -258,3 +258,30 @@ def test_ctrl_c(output, kept, sdbench, swap):
 
     swap("reference", launch)
     sdbench(*SMALL, *output).refuses(130, "interrupted", kept)
+
+
+def test_batches(sdbench, tmp_path):
+    """Each number of tokens has the variants that are for it, every one checked; cached names and audit tell them apart."""
+    arguments = ("kernels", "--device", "cpu", "--shapes", "64x256", "--variant", "lane_row", "--variant", "expand", "--output", "run")
+    done = sdbench(*arguments, "--batch", 1, "--batch", 4, "--batch", 16, "--json")
+    assert done.code == 0, done.err
+    found = {(row["tokens"], row["kernel"], row["variant"]): row["outcome"] for row in json.loads(done.out)["rows"]}
+    one = {(1, "dense", "gemv"), (1, "dense", "linear"), (1, "quantized", "fp8"), (1, "quantized", "int8")}
+    one |= {(1, "spmv", "lane_row"), (1, "spmv_partial", "lane_row")}
+    four = {(4, "dense", "gemm"), (4, "dense", "linear"), (4, "spmm", "expand"), (4, "spmm", "lane_row")}
+    sixteen = {(16, "dense", "gemm"), (16, "dense", "linear"), (16, "spmm", "expand")}
+    assert {key for key, outcome in found.items() if outcome == "correct"} == one | four | sixteen
+    assert {key for key in found if key[1] == "semi_structured"} == {(1, "semi_structured", "cusparselt")}
+    assert " tokens " in sdbench("report", "run").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--batch", 0), "--batch is 0; it must be at least 1"),
+        (("--batch", 4, "--chain", 2), "--chain is about one token; add --batch 1"),
+        (("--batch", 4, "--min-speedup", 1), "--min-speedup is about one token"),
+    ],
+)
+def test_batches_that_cannot_be(sdbench, arguments, message):
+    sdbench("kernels", "--device", "cpu", "--shapes", "64x256", *arguments).refuses(2, message)

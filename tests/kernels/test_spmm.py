@@ -87,7 +87,7 @@ def test_pieces_give_what_the_whole_gives(device: torch.device) -> None:
     variant = registry.find("spmm", "expand")
     whole, pieces = (torch.full((5, 37), math.nan, device=device) for _ in range(2))
     config = default(problem_of(packed, 5))
-    variant.launch(packed, x, whole, config)
+    assert variant.launch(packed, x, whole, config) is whole
     variant.launch(packed, x, pieces, {**config, "piece": 16})
     assert within(relative_error(pieces, whole.double()), 1e-6)
 
@@ -133,3 +133,15 @@ def test_which_variant(device: torch.device) -> None:
     on_gpu = device.type == "cuda"
     assert [auto_variant(packed, tokens) for tokens in (2, 8, 9)] == (["lane_row", "lane_row", "expand"] if on_gpu else ["reference"] * 3)
     assert auto_variant(wide, 2) == ("expand" if on_gpu else "reference")
+
+
+@pytest.mark.parametrize("tokens", [2, 5, 32])
+@pytest.mark.parametrize(("out_features", "in_features"), [(7, 40), (33, 300)])
+def test_the_dense_baseline_of_a_few_tokens(tokens: int, out_features: int, in_features: int, device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(out_features, in_features, generator=generator).to(device, torch.bfloat16)
+    x, y = poisoned(tokens, in_features, torch.bfloat16, device), torch.full((tokens, out_features), math.nan, device=device)
+    gemm = registry.find("dense", "gemm")
+    gemm.launch(weight, x, y, {"block_out": 16, "block_k": 128, "num_warps": 4, "stages": 3})
+    assert within(relative_error(y, x.double() @ weight.double().T), 1e-5)
+    assert [gemm.serves(count) for count in (1, 2, 32, 33)] == [False, True, True, False]

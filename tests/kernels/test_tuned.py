@@ -53,6 +53,7 @@ def test_all_that_a_choice_hangs_on_makes_another_key() -> None:
         key_for(replace(PROBLEM, pattern=Pattern(16, 32))),
         key_for(replace(PROBLEM, pattern=None)),
         key_for(replace(PROBLEM, capability=100)),
+        key_for(replace(PROBLEM, tokens=4)),
         key_for(variant=registry.find("spmv", "portable")),
         replace(key, gpu="NVIDIA H200"),
         replace(key, gpu="NVIDIA-H200"),  # alike once made safe for a file's name

@@ -102,3 +102,23 @@ def test_no_figure_is_cut(width: int) -> None:
     for line in cells:
         printed = [set(text.split()) for text in lines if {line[1], *line[3].split()} <= set(text.split())]
         assert set(" ".join(line).split()) <= set().union(*printed)
+
+
+def several(tokens: int, dense: float, sparse: float) -> list[dict[str, Any]]:
+    rows = [row("dense", "linear", 2 * dense), row("dense", "gemm", dense), row("spmv", "walk", sparse)]
+    rows[2]["kernel"] = "spmm"
+    return [one | {"tokens": tokens} for one in rows]
+
+
+def test_a_batch_is_compared_with_its_own_baselines_and_the_crossover_is_told() -> None:
+    rows = judge([*run(), *several(4, 10.0, 8.0), *several(8, 10.0, 12.5)])
+    # Of the rows with several tokens only qkv was measured: each batch counts its own shapes.
+    assert [(s.tokens, s.shapes, s.dense, s.sparse) for s in sums(rows)] == [(1, 2, 24.0, 12.0), (4, 1, 10.0, 8.0), (8, 1, 10.0, 12.5)]
+    assert slowest_speedup(rows) == 2.0
+    assert rows[-1]["speedup"]["dense"] == 0.8 and rows[-1]["best"]
+    lines = headline(rows)
+    assert "2:4, 4 tokens: sum of 1 shape 8.0 us, 2.50x over F.linear, 1.25x over the fastest dense" in lines
+    assert lines[-1] == "2:4 stops paying at 8 tokens: 2.00x at 1, 1.25x at 4, 0.80x at 8, over the fastest dense"
+    still = headline(judge([*run(), *several(4, 10.0, 8.0)]))[-1]
+    assert still.startswith("2:4 pays up to 4 tokens, the most that were timed: 2.00x at 1, 1.25x at 4")
+    assert "tokens" in [column.name for column in table(rows)[0]] and "tokens" not in [column.name for column in table(run())[0]]

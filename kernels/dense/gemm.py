@@ -1,0 +1,105 @@
+"""A Triton dense product for a few tokens, on the matrix units: the baseline that keeps small batches honest.
+
+A program owns BLOCK_OUT rows of the weight and all tokens, and walks K with several tiles in flight.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sdbench.kernels.launching import interpreted, pointer_type
+from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
+
+MOST_TOKENS = 32
+_MATRIX_COLUMNS = 16
+"""Fewest columns that every matrix unit takes."""
+
+
+@triton.jit
+def gemm_kernel(
+    w_ptr, x_ptr, y_ptr, tokens,
+    OUT: tl.constexpr, IN: tl.constexpr, TOKENS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """y[t, r] = (W x_t)[r]; TOKENS is a power of two, those from ``tokens`` on are zeros."""
+    row = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    token = tl.arange(0, TOKENS)
+    w_ptr += row.to(tl.int64)[:, None] * IN
+    x_ptr += token[None, :] * IN
+    total = tl.zeros([BLOCK_OUT, TOKENS], tl.float32)
+    for start in tl.range(0, IN, BLOCK_K, num_stages=STAGES):
+        column = start + tl.arange(0, BLOCK_K)
+        w = tl.load(w_ptr + column[None, :], mask=(row < OUT)[:, None] & (column < IN)[None, :], other=0.0)
+        x = tl.load(x_ptr + column[:, None], mask=(token < tokens)[None, :] & (column < IN)[:, None], other=0.0)
+        if WIDE:
+            w = w.to(tl.float32)
+        total = tl.dot(w, x.to(w.dtype), total, input_precision="ieee")
+    tl.store(y_ptr + token[None, :] * OUT + row[:, None], total, mask=(row < OUT)[:, None] & (token < tokens)[None, :])
+
+
+def _constexprs(problem: Problem, tokens: int, config: Config) -> dict[str, int]:
+    return {
+        "OUT": problem.out_features,
+        "IN": problem.in_features,
+        "TOKENS": max(_MATRIX_COLUMNS, triton.next_power_of_2(tokens)),
+        "BLOCK_OUT": config["block_out"],
+        "BLOCK_K": config["block_k"],
+        "STAGES": config["stages"],
+        # The interpreter multiplies bits of bf16, not numbers.
+        "WIDE": interpreted(),
+    }
+
+
+def launch(weight: Tensor, x: Tensor, y: Tensor, config: Config) -> Tensor:
+    """Fills and returns y ``[tokens, out]`` = x W^T.
+
+    Args:
+        weight: W ``[out, in]``, contiguous.
+        x: ``[tokens, in]``, contiguous, at most ``MOST_TOKENS``; multiplied in the weight's dtype.
+        y: ``[tokens, out]``, contiguous.
+        config: ``block_out`` rows, ``block_k`` columns a step (powers of two), ``num_warps``, ``stages`` tiles in flight.
+    """
+    problem = Problem(weight.shape[0], weight.shape[1], weight.dtype, None, 1)
+    gemm_kernel[(triton.cdiv(weight.shape[0], config["block_out"]),)](
+        weight, x, y, len(x), **_constexprs(problem, len(x), config), num_warps=config["num_warps"]
+    )
+    return y
+
+
+def space(problem: Problem) -> list[Config]:
+    """Tiles of 4 to 16 KB with 32 to 128 KB of them in flight."""
+    return [
+        {"block_out": block_out, "block_k": block_k, "num_warps": num_warps, "stages": stages}
+        for block_out in (16, 32, 64)
+        for block_k in (128, 256)
+        for num_warps in (2, 4)
+        for stages in (3, 4, 6)
+        if 32 <= block_out * block_k * problem.dtype.itemsize * stages / 1024 <= 128
+    ]
+
+
+def default(problem: Problem) -> Config:
+    """Small tiles, many programs: what is waited for is memory."""
+    return {"block_out": 16, "block_k": 256, "num_warps": 4, "stages": 4 if problem.dtype.itemsize == 2 else 3}
+
+
+def compile_source(problem: Problem, config: Config) -> CompileSource:
+    """For a compile-only check with x of the weight's dtype and float32 y."""
+    pointer = pointer_type(problem.dtype)
+    signature = {"w_ptr": pointer, "x_ptr": pointer, "y_ptr": pointer_type(torch.float32), "tokens": "i32"}
+    return CompileSource(gemm_kernel, signature, _constexprs(problem, problem.tokens, config), config["num_warps"])
+
+
+register(
+    Variant(
+        kernel="dense",
+        name="gemm",
+        summary="Triton dense product of a few tokens on the matrix units",
+        launch=launch,
+        space=space,
+        default=default,
+        compile_source=compile_source,
+        tokens=(2, MOST_TOKENS),
+    )
+)
