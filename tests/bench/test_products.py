@@ -17,7 +17,7 @@ from sdbench.suites.kernels.suite import PRUNED, UNPRUNED
 
 SHAPES = named_shapes("qwen3-4b")
 PRODUCTS = [
-    *((variant, None) for kernel in UNPRUNED for variant in registry.variants(kernel)),
+    *((variant, None) for kernel in UNPRUNED for variant in registry.variants(kernel) if variant.serves(1)),
     *((variant, pattern) for pattern in ("2:4", "16:32") for kernel in PRUNED for variant in registry.variants(kernel)),
 ]
 

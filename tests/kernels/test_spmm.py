@@ -145,3 +145,25 @@ def test_the_dense_baseline_of_a_few_tokens(tokens: int, out_features: int, in_f
     gemm.launch(weight, x, y, {"block_out": 16, "block_k": 128, "num_warps": 4, "stages": 3})
     assert within(relative_error(y, x.double() @ weight.double().T), 1e-5)
     assert [gemm.serves(count) for count in (1, 2, 32, 33)] == [False, True, True, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [2, 4, 8, 16, 100])
+@pytest.mark.parametrize("text", ["2:4", "16:32"])
+def test_configs_all_over_the_space_are_right(text: str, tokens: int, device: torch.device) -> None:
+    """On real sizes, ragged rows and a padded last word, with and without dependent launch."""
+    generator = torch.Generator(device).manual_seed(tokens)
+    for out_features, in_features in ((2560, 4096), (1003, 2592)):
+        packed, pruned = problem(out_features, in_features, Pattern.parse(text), torch.bfloat16, device)
+        described = problem_of(packed, tokens)
+        dense = pruned.clone()
+        for kernel, name, weight in (("spmm", "lane_row", packed), ("spmm", "expand", packed), ("dense", "gemm", dense)):
+            variant = registry.find(kernel, name)
+            if not variant.serves(tokens):
+                continue
+            for config in variant.space(described)[::5]:
+                x = torch.randn(tokens, in_features, generator=generator, device=device).bfloat16()
+                y = torch.full((tokens, out_features), math.nan, device=device)
+                got = variant.launch(weight, x, y, config)
+                error = relative_error(got, x.double() @ pruned.double().T)
+                assert within(error, 5e-3 if got.dtype == torch.bfloat16 else 1e-5), (name, config, error)
