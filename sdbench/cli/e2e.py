@@ -79,6 +79,13 @@ FILE = click.Path(path_type=Path)
     "--diagnose", is_flag=True, help="Also measure, in each layer, what calibration misses of the decode steps and what pruning costs."
 )
 @click.option("--plot", type=FILE, help="Write the layers' plot of --diagnose, .png, .svg or .pdf; needs matplotlib (extra 'plots').")
+@click.option(
+    "--alternatives/--no-alternatives",
+    default=None,
+    help="Also judge what needs no pruning: the model with int8 weights.  [default: on a GPU, where int8 has a kernel]",
+)
+@click.option("--compare-model", help="Another dense model to judge on the same questions, such as a smaller one; named as for --model.")
+@click.option("--compare-revision", help="Its revision on the hub.")
 @click.option("--min-speedup", type=float, help="Exit with 4 when a pruned arm is not this many times as fast as dense.")
 @output_option
 @json_option
@@ -93,6 +100,9 @@ def command(
     task: str | None,
     data: Path | None,
     fidelity: str,
+    alternatives: bool | None,
+    compare_model: str | None,
+    compare_revision: str | None,
     judge_url: str | None,
     judge_model: str | None,
     plot: Path | None,
@@ -112,7 +122,7 @@ def command(
     sdbench e2e --calib text --calibration-text c4.jsonl --sequential
     sdbench e2e --calib decode+sink --fidelity-only --diagnose --plot layers.png
     sdbench e2e --model random:Qwen/Qwen3-4B-Instruct-2507 --equal-tokens 256
-    sdbench e2e --task gsm8k --data gsm8k/train.jsonl
+    sdbench e2e --task gsm8k --data gsm8k/train.jsonl --compare-model Qwen/Qwen3-1.7B
     sdbench e2e --task classeval --data ClassEval_data.json --allow-code-execution
     sdbench split train.jsonl --output data
     sdbench e2e --model model.gguf --train data/train.jsonl \\
@@ -125,7 +135,6 @@ def command(
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import strict_json, write_atomic
-    from sdbench.suites.e2e.arms import DENSE
     from sdbench.suites.e2e.data import load
     from sdbench.suites.e2e.options import E2EOptions
     from sdbench.suites.e2e.plot import draw
@@ -142,6 +151,8 @@ def command(
     if chosen and chosen.grader == "none" and fidelity == "no":
         # It is all that such a task has to say.
         fidelity = "also"
+    if compare_revision and compare_model is None:
+        raise UsageError("--compare-revision is of --compare-model; name that too")
     if (judge_url is None) != (judge_model is None):
         raise UsageError("--judge-url and --judge-model go together: an endpoint, and the model there that judges")
     options = E2EOptions(
@@ -155,6 +166,8 @@ def command(
         data=data,
         fidelity=fidelity,  # type: ignore[arg-type]
         judge=Judge(judge_url, judge_model) if judge_url and judge_model else None,
+        alternatives=target.type == "cuda" if alternatives is None else alternatives,
+        rival=resolve_model(compare_model, compare_revision, target) if compare_model is not None else None,
         **rest,  # type: ignore[arg-type]
     )
     if plot:
@@ -183,7 +196,7 @@ def command(
     else:
         print_report(found)
         print(f"run directory: {output}")
-    slow = [arm for arm in outcome.arms if arm["arm"] != DENSE and (arm["speedup"] or 0.0) < (min_speedup or 0.0)]
+    slow = [arm for arm in outcome.arms if arm["pattern"] and (arm["speedup"] or 0.0) < (min_speedup or 0.0)]
     if slow:
         reached = ", ".join(f"{arm['arm']} {arm['speedup']:.2f}" if arm["speedup"] else f"{arm['arm']} without a speed-up" for arm in slow)
         raise SdbenchError(f"slower than --min-speedup {min_speedup:g}: {reached}", ExitCode.SLOWER)

@@ -131,6 +131,7 @@ def test_every_option_is_among_the_arguments(tmp_path: Path) -> None:
         "ignore": ("down_proj",),
         "choices": CalibrationChoices(tokens=100),
         "chosen_task": find_task("gsm8k"),
+        "rival": resolve_model("someone/smaller", None, CPU),
         **others,
     }
     base = replace(BASE, **files)
