@@ -1,5 +1,7 @@
 """What is looked at beside answers and rates: fidelity to the dense replies; in each layer, what calibration misses and pruning costs."""
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -100,7 +102,8 @@ class Inspector:
                 dense = reply_logits(self.model, question.prompt, reply) if missing else None
                 for prefill in missing:
                     before = pruned if prefill == "pruned" else None
-                    found = compare(dense, reply_logits(self.model, question.prompt, reply, self.every, before, pruned))  # type: ignore[arg-type]
+                    other = reply_logits(self.model, question.prompt, reply, self.every, before, pruned)
+                    found = compare(dense, other, reply)  # type: ignore[arg-type]
                     row = {
                         "record": "fidelity",
                         "arm": arm.name,
@@ -110,6 +113,8 @@ class Inspector:
                         "kl": found.kl,
                         "agreement": found.agreement,
                         "first_divergence": found.first_divergence,
+                        "nll": found.nll,
+                        "dense_nll": found.dense_nll,
                     }
                     self.journal.add_row(row)
                     kept[prefill, question.id] = row
@@ -136,6 +141,8 @@ class Inspector:
             "agreement": mean_over_positions(rows, "agreement"),
             "diverged": len(divergences),
             "first_divergence": median(divergences) if divergences else None,
+            "perplexity": _perplexity(rows, "nll"),
+            "dense_perplexity": _perplexity(rows, "dense_nll"),
             "control_ratio": ratio.as_dict() if ratio else None,
             "control_ratio_reason": reason,
         }
@@ -186,6 +193,12 @@ class Inspector:
     def _add_layer(self, row: dict[str, Any]) -> None:
         self.layers.append(row)
         self.journal.add_row({"record": "layer", **row})
+
+
+def _perplexity(rows: Sequence[Mapping[str, Any]], key: str) -> float:
+    mean = mean_over_positions(rows, key)
+    # A broken model may have one that no float holds.
+    return math.exp(mean) if mean < math.log(sys.float_info.max) else math.inf
 
 
 def _quantile(values: Tensor, share: float) -> float:

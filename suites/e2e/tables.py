@@ -26,6 +26,7 @@ FIDELITY = (
     Column("top-1 agree", figure=True),
     Column("diverged", figure=True),
     Column("at token", figure=True),
+    Column("perplexity", figure=True),
     Column("x control", figure=True),
     Column("95% interval", figure=True),
 )
@@ -87,15 +88,18 @@ def fidelity_table(arms: Sequence[Row]) -> Table | None:
             f"{found['agreement']:.1%}",
             f"{found['diverged']}/{found['questions']}",
             _figure(found["first_divergence"], "g"),
+            _figure(found.get("perplexity"), ".4g"),
             *ratio_cells(found["control_ratio"]),
         ]
         for arm in arms
         for prefill, found in (arm.get("fidelity") or {}).items()
     ]
-    lines = (
+    dense = [found["dense_perplexity"] for arm in arms for found in (arm.get("fidelity") or {}).values() if "dense_perplexity" in found]
+    lines = [
         "KL: mean KL(dense || pruned) in nats over the positions of the dense model's own replies; at token: median position of the first "
-        "other token; x control: KL of the control over that of the arm (above 1 the arm is closer), paired bootstrap over questions",
-    )
+        "other token; x control: KL of the control over that of the arm (above 1 the arm is closer), paired bootstrap over questions"
+    ]
+    lines += [f"perplexity of those replies; the dense model's own is {dense[0]:.4g}"] if dense else []
     return Table("fidelity to the dense model's own replies", FIDELITY, cells, lines) if cells else None
 
 
