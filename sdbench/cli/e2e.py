@@ -3,6 +3,7 @@
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
@@ -18,12 +19,17 @@ from sdbench.cli.options import (
     run_directory,
 )
 from sdbench.cli.printing import print_report
+from sdbench.cli.profiles import changed, is_given, profile_option
 from sdbench.cli.tasks import find_data, task_options
+
+if TYPE_CHECKING:
+    from sdbench.suites.e2e.profiles import Profile
 
 FILE = click.Path(path_type=Path)
 
 
 @click.command("e2e")
+@profile_option
 @click.option(
     "--calib",
     "calib",
@@ -93,6 +99,7 @@ def command(
     calib: tuple[str, ...],
     model: str | None,
     revision: str | None,
+    profile: "Profile | None",
     max_tokens: int | None,
     device: str,
     dtype: str,
@@ -124,6 +131,8 @@ def command(
     sdbench e2e --model random:Qwen/Qwen3-4B-Instruct-2507 --equal-tokens 256
     sdbench e2e --task gsm8k --data gsm8k/train.jsonl --compare-model Qwen/Qwen3-1.7B
     sdbench e2e --task classeval --data ClassEval_data.json --allow-code-execution
+    sdbench e2e --profile seed
+    sdbench e2e --profile paper --pattern 16:32 --model Qwen/Qwen3-14B --task classeval --allow-code-execution
     sdbench split train.jsonl --output data
     sdbench e2e --model model.gguf --train data/train.jsonl \\
         --validation data/validation.jsonl --split-manifest data/manifest.json
@@ -144,6 +153,9 @@ def command(
     from sdbench.suites.tasks.endpoint import Judge
 
     target = resolve_device(device)
+    if is_given("model") and not is_given("revision"):
+        # A profile's is of its own model.
+        revision = None
     spec = resolve_model(model, revision, target)
     chosen, data = find_data(task, data, split=rest["train"] is not None)
     if max_tokens is None:
@@ -166,6 +178,8 @@ def command(
         data=data,
         fidelity=fidelity,  # type: ignore[arg-type]
         judge=Judge(judge_url, judge_model) if judge_url and judge_model else None,
+        profile=profile.label if profile else None,
+        profile_changed=changed(),
         alternatives=target.type == "cuda" if alternatives is None else alternatives,
         rival=resolve_model(compare_model, compare_revision, target) if compare_model is not None else None,
         **rest,  # type: ignore[arg-type]

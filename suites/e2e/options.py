@@ -161,6 +161,8 @@ class E2EOptions(CalibrationOptions):
         judge: Who scores texts, or None.
         alternatives: Also judge the model with its linears rounded to int8, which needs no pruning.
         rival: Another dense model to judge on the same questions, or None.
+        profile: Name and version of the profile that the options come from, or None.
+        profile_changed: Options that have another value than the profile's.
     """
 
     least: ClassVar[dict[str, int]] = CalibrationOptions.least | {
@@ -184,6 +186,8 @@ class E2EOptions(CalibrationOptions):
     judge: Judge | None = None
     alternatives: bool = False
     rival: ModelSpec | None = None
+    profile: str | None = None
+    profile_changed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -99,6 +99,9 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
     lines = [f"pattern {arguments['pattern']} ({arguments['method']}), prefill on {arguments['prefill']} weights"]
     if arguments.get("task"):
         lines[0] += f"; task {arguments['task']}, version {arguments['task_version']}"
+    if arguments.get("profile"):
+        other = f", with another {', '.join(arguments['profile_changed'])}" if arguments["profile_changed"] else ""
+        lines.append(f"profile {arguments['profile']}{other}")
     if arguments.get("sequential"):
         lines.append("each block calibrated on the pruned blocks before it")
     if arguments.get("fidelity") == "only":

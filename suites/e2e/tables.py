@@ -84,11 +84,11 @@ def fidelity_table(arms: Sequence[Row]) -> Table | None:
         [
             arm["arm"],
             prefill,
-            _figure(found["kl"], ".4f"),
+            _figure(found["kl"], ".4f" if found["kl"] >= 1e-4 else ".1e"),
             f"{found['agreement']:.1%}",
             f"{found['diverged']}/{found['questions']}",
             _figure(found["first_divergence"], "g"),
-            _figure(found.get("perplexity"), ".4g"),
+            _figure(found.get("perplexity"), "#.5g"),
             *ratio_cells(found["control_ratio"]),
         ]
         for arm in arms
@@ -99,13 +99,17 @@ def fidelity_table(arms: Sequence[Row]) -> Table | None:
         "KL: mean KL(dense || pruned) in nats over the positions of the dense model's own replies; at token: median position of the first "
         "other token; x control: KL of the control over that of the arm (above 1 the arm is closer), paired bootstrap over questions"
     ]
-    lines += [f"perplexity of those replies; the dense model's own is {dense[0]:.4g}"] if dense else []
+    lines += [f"perplexity of those replies; the dense model's own is {dense[0]:#.5g}"] if dense else []
     return Table("fidelity to the dense model's own replies", FIDELITY, cells, lines) if cells else None
 
 
 def ratio_cells(ratio: Mapping[str, float] | None) -> tuple[str, str]:
     """A ratio to the control and its interval."""
-    return (f"{ratio['estimate']:.2f}", f"{ratio['low']:.2f} to {ratio['high']:.2f}") if ratio else ("-", "-")
+    if not ratio:
+        return "-", "-"
+    # Beside rounding, pruning of any kind is thousands of times as far from dense.
+    estimate, low, high = (format(ratio[key], ".2f" if ratio[key] < 1000 else ".1e") for key in ("estimate", "low", "high"))
+    return estimate, f"{low} to {high}"
 
 
 def layer_table(layers: Sequence[Row]) -> Table | None:

@@ -6,11 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from sdbench.calibrate.registry import lookup
 from sdbench.errors import SdbenchError
+from sdbench.suites.yamls import Strict, fault, read_yaml
 
 TASKS_DIR = Path(__file__).parent
 DEFAULT_TASK = "arithmetic"
@@ -21,10 +21,6 @@ GraderName = Literal["number", "unit-tests", "judge", "none"]
 def template_fields(template: str) -> list[str]:
     """Names that a template's braces hold."""
     return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class UnitTests(BaseModel):
@@ -46,7 +42,7 @@ GRADING: dict[str, type[BaseModel]] = {"unit-tests": UnitTests, "judge": Criteri
 """What a grader needs beside the reference; the model never sees it."""
 
 
-class Hub(_Strict):
+class Hub(Strict):
     """Where the hub has a task's data.
 
     Attributes:
@@ -71,7 +67,7 @@ class Hub(_Strict):
         return split
 
 
-class Bundled(_Strict):
+class Bundled(Strict):
     """Files in the task's own folder: two parts and the manifest that pins them."""
 
     train: str
@@ -79,7 +75,7 @@ class Bundled(_Strict):
     manifest: str
 
 
-class Task(_Strict):
+class Task(Strict):
     """What a task is.
 
     Attributes:
@@ -108,7 +104,7 @@ class Task(_Strict):
     prompt: str
     reference: str | None = None
     id: str | None = None
-    fields: dict[str, tuple[str, ...]] = {}
+    fields: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     grader: GraderName
     holdout: int | float = 0.5
     max_tokens: int | None = None
@@ -163,7 +159,7 @@ def grading_of(task: Task, record: Mapping[str, Any], where: str) -> dict[str, A
     try:
         return GRADING[task.grader].model_validate(record).model_dump()
     except ValidationError as error:
-        raise SdbenchError(f"{where}: {_fault(error)}; task {task.name} needs it to judge replies") from error
+        raise SdbenchError(f"{where}: {fault(error)}; task {task.name} needs it to judge replies") from error
 
 
 @cache
@@ -191,21 +187,7 @@ def read_task(path: Path) -> Task:
     Raises:
         SdbenchError: It cannot be read, is no YAML or no task, or is called otherwise than its folder.
     """
-    try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        task = Task.model_validate(content)
-    except OSError as error:
-        raise SdbenchError(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SdbenchError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
-    except ValidationError as error:
-        raise SdbenchError(f"{path}: {_fault(error)}") from error
+    task = read_yaml(path, Task)
     if task.name != path.parent.name:
         raise SdbenchError(f"{path}: the task is called {task.name!r}, and its folder {path.parent.name!r}; give both one name")
     return task
-
-
-def _fault(error: ValidationError) -> str:
-    fault = error.errors()[0]
-    where = ".".join(str(part) for part in fault["loc"])
-    return f"{where}: {fault['msg']}" if where else fault["msg"]

@@ -132,6 +132,8 @@ def test_every_option_is_among_the_arguments(tmp_path: Path) -> None:
         "choices": CalibrationChoices(tokens=100),
         "chosen_task": find_task("gsm8k"),
         "rival": resolve_model("someone/smaller", None, CPU),
+        "profile": "seed, version 1",
+        "profile_changed": ("model",),
         **others,
     }
     base = replace(BASE, **files)
