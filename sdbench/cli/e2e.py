@@ -92,6 +92,9 @@ FILE = click.Path(path_type=Path)
 )
 @click.option("--compare-model", help="Another dense model to judge on the same questions, such as a smaller one; named as for --model.")
 @click.option("--compare-revision", help="Its revision on the hub.")
+@click.option("--lm-eval", multiple=True, help="Also judge every arm on this task of lm-evaluation-harness (extra 'lm-eval'); repeatable.")
+@click.option("--lm-eval-path", type=FILE, help="Folder of the harness's task files of your own.")
+@click.option("--lm-eval-limit", type=int, help="Examples a task of the harness at most.  [default: all]")
 @click.option("--min-speedup", type=float, help="Exit with 4 when a pruned arm is not this many times as fast as dense.")
 @output_option
 @json_option
@@ -110,6 +113,9 @@ def command(
     alternatives: bool | None,
     compare_model: str | None,
     compare_revision: str | None,
+    lm_eval: tuple[str, ...],
+    lm_eval_path: Path | None,
+    lm_eval_limit: int | None,
     judge_url: str | None,
     judge_model: str | None,
     plot: Path | None,
@@ -131,6 +137,7 @@ def command(
     sdbench e2e --model random:Qwen/Qwen3-4B-Instruct-2507 --equal-tokens 256
     sdbench e2e --task gsm8k --data gsm8k/train.jsonl --compare-model Qwen/Qwen3-1.7B
     sdbench e2e --task classeval --data ClassEval_data.json --allow-code-execution
+    sdbench e2e --lm-eval arc_easy --lm-eval-limit 200
     sdbench e2e --profile seed
     sdbench e2e --profile paper --pattern 16:32 --model Qwen/Qwen3-14B --task classeval --allow-code-execution
     sdbench split train.jsonl --output data
@@ -145,6 +152,7 @@ def command(
     from sdbench.progress import Progress
     from sdbench.results import strict_json, write_atomic
     from sdbench.suites.e2e.data import load
+    from sdbench.suites.e2e.harness import HarnessTasks
     from sdbench.suites.e2e.options import E2EOptions
     from sdbench.suites.e2e.plot import draw
     from sdbench.suites.e2e.report import report, wrong_calls
@@ -167,6 +175,11 @@ def command(
         raise UsageError("--compare-revision is of --compare-model; name that too")
     if (judge_url is None) != (judge_model is None):
         raise UsageError("--judge-url and --judge-model go together: an endpoint, and the model there that judges")
+    if not lm_eval and (lm_eval_path or lm_eval_limit is not None):
+        raise UsageError("--lm-eval-path and --lm-eval-limit are of --lm-eval; name a task with it")
+    harness = HarnessTasks(lm_eval, lm_eval_path, lm_eval_limit) if lm_eval else None
+    if harness:
+        harness.check()
     options = E2EOptions(
         spec=spec,
         device=target,
@@ -178,6 +191,7 @@ def command(
         data=data,
         fidelity=fidelity,  # type: ignore[arg-type]
         judge=Judge(judge_url, judge_model) if judge_url and judge_model else None,
+        harness=harness,
         profile=profile.label if profile else None,
         profile_changed=changed(),
         alternatives=target.type == "cuda" if alternatives is None else alternatives,

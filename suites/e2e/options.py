@@ -18,6 +18,7 @@ from sdbench.models import ModelSpec
 from sdbench.pattern import Pattern
 from sdbench.suites.data import read_manifest, sha256_of
 from sdbench.suites.e2e.arms import CONTROL, DENSE, INT8, Arm
+from sdbench.suites.e2e.harness import HarnessTasks
 from sdbench.suites.tasks.endpoint import Judge
 from sdbench.suites.tasks.registry import DEFAULT_TASK, OWN, Task, find_task
 
@@ -53,7 +54,7 @@ class CalibrationOptions:
 
     least: ClassVar[dict[str, int]] = {"calibration_examples": 1, "max_tokens": 1, "prompt_tokens": 1, "batch_size": 1}
     files: ClassVar[tuple[str, ...]] = ("train", "split_manifest")
-    told_otherwise: ClassVar[tuple[str, ...]] = ("spec", "choices", "chosen_task", "judge", "rival")
+    told_otherwise: ClassVar[tuple[str, ...]] = ("spec", "choices", "chosen_task", "judge", "rival", "harness")
 
     spec: ModelSpec
     device: torch.device
@@ -161,6 +162,7 @@ class E2EOptions(CalibrationOptions):
         judge: Who scores texts, or None.
         alternatives: Also judge the model with its linears rounded to int8, which needs no pruning.
         rival: Another dense model to judge on the same questions, or None.
+        harness: Tasks of lm-evaluation-harness to judge every arm on too, or None.
         profile: Name and version of the profile that the options come from, or None.
         profile_changed: Options that have another value than the profile's.
     """
@@ -186,6 +188,7 @@ class E2EOptions(CalibrationOptions):
     judge: Judge | None = None
     alternatives: bool = False
     rival: ModelSpec | None = None
+    harness: HarnessTasks | None = None
     profile: str | None = None
     profile_changed: tuple[str, ...] = ()
 
@@ -199,6 +202,8 @@ class E2EOptions(CalibrationOptions):
                 raise UsageError(f"--{option} has no use for task {self.task.name}, whose replies are judged otherwise; leave it out")
         if self.spec.kind == "random" and (self.fidelity != "no" or self.diagnose):
             raise UsageError("a random: model gives no replies that mean anything; leave out --fidelity and --diagnose")
+        if self.spec.kind == "random" and self.harness:
+            raise UsageError("a random: model has no text to answer; leave out --lm-eval")
         if self.rival:
             self._check_rival(self.rival)
 
@@ -224,7 +229,12 @@ class E2EOptions(CalibrationOptions):
             "compare_revision": self.rival and self.rival.revision,
             "compare_model_files": self.rival and _files_of(self.rival),
         }
-        return super().arguments() | judge | rival
+        harness = {
+            "lm_eval": list(self.harness.names) if self.harness else None,
+            "lm_eval_path": self.harness.folder.name if self.harness and self.harness.folder else None,
+            "lm_eval_limit": self.harness.limit if self.harness else None,
+        }
+        return super().arguments() | judge | rival | harness
 
     @property
     def arms(self) -> list[Arm]:

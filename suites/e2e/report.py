@@ -6,7 +6,7 @@ from typing import Any
 
 from sdbench.results import with_status
 from sdbench.suites.e2e.arms import INT8
-from sdbench.suites.e2e.tables import behaviour_table, fidelity_table, layer_table
+from sdbench.suites.e2e.tables import behaviour_table, fidelity_table, harness_table, layer_table
 from sdbench.suites.runs import Report, Row, SavedRun, last_of, measured
 from sdbench.tables import Column
 
@@ -85,7 +85,7 @@ def report(
     }
     lines = notes(arguments, arms, calibration) if arms else []
     title = f"{arguments['model']}: dense against pruned, batch 1"
-    more = [table for table in (behaviour_table(arms), fidelity_table(arms), layer_table(layers)) if table]
+    more = [table for table in (behaviour_table(arms), fidelity_table(arms), harness_table(arms), layer_table(layers)) if table]
     return Report(title, COLUMNS, table_rows(arms), lines, document, arms, more=more)
 
 

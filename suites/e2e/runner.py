@@ -103,7 +103,7 @@ class Runner:
         reports: dict[str, Any] = {}
         pruned = self._prune(arm, texts, reports)
         rounded = round_linears(self.loaded.model) if arm.weights == "int8" else {}
-        inspected = self._inspect(arm, pruned or rounded, texts)
+        inspected = self._inspect(arm, pruned or rounded, texts) | self._harnessed(arm, pruned or rounded)
         if self.options.fidelity == "only":
             # The dense model's replies are what the others are compared on.
             samples = self._answers(arm, {}, {}) if arm.weights == "dense" else []
@@ -126,6 +126,21 @@ class Runner:
             return self.inspector.inspect(arm, weights, texts)
         reason = ANOTHER_MODEL if arm.weights == "another model" and self.options.fidelity != "no" else None
         return {"fidelity": None, "fidelity_reason": reason}
+
+    def _harnessed(self, arm: Arm, weights: Mapping[str, PackedWeight | Rounded]) -> dict[str, Any]:
+        """Figures of lm-evaluation-harness, which the journal may hold already."""
+        harness = self.options.harness
+        if not harness:
+            return {}
+        kept = [row for row in self.journal.rows if row["record"] == "lm-eval" and row["arm"] == arm.name]
+        if not kept:
+            with self.progress.task(f"lm-eval: {arm.name}", 1) as task:
+                matrices = {name: weight.unpack() for name, weight in weights.items()}
+                with weights_in_place(self.inspector.every, matrices):
+                    kept = [{"record": "lm-eval", "arm": arm.name, "figures": harness.run(self.loaded, self.options.batch_size)}]
+                self.journal.add_row(kept[0])
+                task.advance()
+        return {"lm_eval": kept[-1]["figures"]}
 
     def _timed(
         self, arm: Arm, packed: Mapping[str, PackedLinear], rounded: Mapping[str, Rounded], samples: Sequence[dict[str, Any]]

@@ -31,6 +31,15 @@ FIDELITY = (
     Column("95% interval", figure=True),
 )
 
+HARNESS = (
+    Column("task", key=True),
+    Column("metric", key=True),
+    Column("arm", key=True),
+    Column("value", figure=True),
+    Column("stderr", figure=True),
+    Column("samples", figure=True),
+)
+
 EXECUTION = {"passed": "passed", "failed": "failed", "error": "error", "timeout": "timeout", "not run": "not_run"}
 """Columns and outcomes of generated code."""
 
@@ -101,6 +110,25 @@ def fidelity_table(arms: Sequence[Row]) -> Table | None:
     ]
     lines += [f"perplexity of those replies; the dense model's own is {dense[0]:#.5g}"] if dense else []
     return Table("fidelity to the dense model's own replies", FIDELITY, cells, lines) if cells else None
+
+
+def harness_table(arms: Sequence[Row]) -> Table | None:
+    """Figures of lm-evaluation-harness, arms below one another; None for a run without."""
+    figures = [(found["task"], found["metric"], found["filter"], arm["arm"], found) for arm in arms for found in arm.get("lm_eval") or ()]
+    order = list(dict.fromkeys((task, metric, kept) for task, metric, kept, *_ in figures))
+    cells = [
+        [
+            task,
+            metric if kept == "none" else f"{metric}, {kept}",
+            arm,
+            f"{found['value']:.4f}",
+            _figure(found["stderr"], ".4f"),
+            str(found["samples"] or "-"),
+        ]
+        for task, metric, kept, arm, found in sorted(figures, key=lambda figure: order.index(figure[:3]))
+    ]
+    lines = ["all positions, those of the prompt too, on the arm's own weights, without a chat template"]
+    return Table("lm-evaluation-harness", HARNESS, cells, lines) if cells else None
 
 
 def ratio_cells(ratio: Mapping[str, float] | None) -> tuple[str, str]:
