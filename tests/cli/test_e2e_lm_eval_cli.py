@@ -80,7 +80,9 @@ def test_every_arm_is_judged_and_a_resumed_run_does_not_judge_again(sdbench, che
     share = right_answers(tmp_path / "tiny") / 5
     assert arms["dense"]["lm_eval"][0]["value"] == pytest.approx(share)
     assert arms["dense"]["lm_eval"][0]["stderr"] == pytest.approx(math.sqrt(share * (1 - share) / 4))
-    assert "lm-evaluation-harness" in done.out and not any("it/s" in line or "fatal" in line for line in done.err.splitlines())
+    assert "lm-evaluation-harness" in done.out
+    # Neither its bars nor what git says of a folder without a repository.
+    assert not any(word in done.err for word in ("loglikelihood", "Tokenizing", "Generating", "fatal"))
 
     monkeypatch.setattr("lm_eval.simple_evaluate", lambda **_: pytest.fail("judged again"))
     assert sdbench(*call).code == 0
