@@ -1,65 +1,43 @@
 """Replaying calibration texts through a model, and how far a replay is from the live decode steps that it stands for."""
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sdbench.calibrate.choices import Weighting
-from sdbench.calibrate.collect import Collector, LayerStatistics, StatisticsKind
+from sdbench.calibrate.collect import Collector, InputSums, LayerStatistics, StatisticsKind, statistics_of
 from sdbench.calibrate.sources import CalibrationText, make_text
-from sdbench.engine.greedy import greedy
+from sdbench.engine.greedy import FILLER, greedy
 from sdbench.engine.phase import phase
 from sdbench.errors import SdbenchError
 
+BATCH_POSITIONS = 8192
+"""Positions of one replayed forward, padding included: enough to keep a GPU busy, and a few hundred MB of activations."""
 
-@torch.no_grad()
-def collect(
-    model: Any,
-    linears: dict[str, nn.Linear],
-    texts: Sequence[CalibrationText],
-    kind: StatisticsKind,
-    on_text: Callable[[int], None] | None = None,
-    weighting: Weighting = "uniform",
-) -> dict[str, LayerStatistics]:
-    """Statistics of the model over the texts' rows, one forward a text.
+
+PADDING = 8
+"""Positions after the text in the comparison with live decode steps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Texts that are replayed in one forward, padded on the right: under causal attention no counted position sees the padding.
 
     Args:
-        model: A transformers causal language model in eval mode.
-        linears: Layers to watch, by dotted name.
-        texts: What to replay; a text without rows is passed over.
-        kind: ``"sum_sq"`` or ``"hessian"``.
-        on_text: Called after each text with the number of texts done, for progress.
-        weighting: Weight of a row within its text.
-
-    Raises:
-        SdbenchError: No text has a row, no row reached a layer, or its inputs hold NaN or Inf.
+        ids: [texts, positions] int64, on the model's device.
+        rows: [texts, positions], what each position counts, as a phase takes it; on the CPU.
     """
-    require_rows(texts)
-    forward = replayed(model)
-    collector = Collector(model, linears, {"prefill"}, kind)
-    with collector:
-        for done, text in enumerate(texts, start=1):
-            if text.rows:
-                # Many positions in one forward are a prefill, whichever steps of the reply they stand for; the mask says which count.
-                with phase("prefill", rows=row_weights(text, weighting).to(model.device)):
-                    forward(text)
-            if on_text is not None:
-                on_text(done)
-    return collector.statistics()
+
+    ids: Tensor
+    rows: Tensor
 
 
-def replayed(model: Any) -> Callable[[CalibrationText], Any]:
-    """A function that runs the model over a text, without a cache."""
-    # One position's logits are enough: a whole text's are larger than everything else the forward allocates.
-    fixed = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    return lambda text: model(input_ids=torch.tensor([text.ids], device=model.device), use_cache=False, **fixed)
-
-
-def require_rows(texts: Sequence[CalibrationText]) -> None:
-    """Refuses texts that leave nothing to calibrate on.
+def batches(model: Any, texts: Sequence[CalibrationText], weighting: Weighting) -> list[Batch]:
+    """The texts that have rows, longest first, as few forwards as `BATCH_POSITIONS` allows.
 
     Raises:
         SdbenchError: No text has a row.
@@ -68,6 +46,84 @@ def require_rows(texts: Sequence[CalibrationText]) -> None:
         raise SdbenchError(
             "no calibration text has a row that counts (a reply of one token has no decode step); use more or other examples"
         )
+    # Whole texts' logits would be larger than everything else: a model that cannot leave them out gets one text at a time.
+    positions = BATCH_POSITIONS if _fixed(model) else 1
+    made: list[list[CalibrationText]] = []
+    for text in sorted((text for text in texts if text.rows), key=lambda text: -len(text.ids)):
+        if not made or (len(made[-1]) + 1) * len(made[-1][0].ids) > positions:
+            made.append([])
+        made[-1].append(text)
+    return [_padded(batch, weighting, model.device) for batch in made]
+
+
+def _padded(texts: Sequence[CalibrationText], weighting: Weighting, device: torch.device) -> Batch:
+    width = max(len(text.ids) for text in texts)
+    ids = torch.tensor([[*text.ids, *[FILLER] * (width - len(text.ids))] for text in texts])
+    rows = [nn.functional.pad(row_weights(text, weighting), (0, width - len(text.ids))) for text in texts]
+    return Batch(ids.to(device), torch.cat(rows))
+
+
+@torch.no_grad()
+def collect_sums(
+    model: Any,
+    linears: Mapping[str, nn.Linear],
+    texts: Sequence[CalibrationText],
+    kind: StatisticsKind,
+    on_text: Callable[[int], None] | None = None,
+    weighting: Weighting = "uniform",
+) -> dict[str, InputSums]:
+    """Sums of the model's inputs over the texts' rows, of all layers at once.
+
+    Args:
+        model: A transformers causal language model in eval mode.
+        linears: Layers to watch, by dotted name.
+        texts: What to replay; a text without rows is passed over.
+        kind: ``"sum_sq"`` or ``"hessian"``.
+        on_text: Called for each text with the number of texts done, for progress.
+        weighting: Weight of a row within its text.
+
+    Raises:
+        SdbenchError: No text has a row, or no row reached a layer.
+    """
+    forward = replayed(model)
+    collector = Collector(model, linears, {"prefill"}, kind)
+    done = 0
+    with collector:
+        for batch in batches(model, texts, weighting):
+            # Many positions in one forward are a prefill, whichever steps of the reply they stand for; the mask says which count.
+            with phase("prefill", rows=batch.rows):
+                forward(batch.ids)
+            for _ in batch.ids if on_text is not None else ():
+                done += 1
+                on_text(done)  # type: ignore[misc]
+    return collector.sums()
+
+
+def collect(
+    model: Any,
+    linears: Mapping[str, nn.Linear],
+    texts: Sequence[CalibrationText],
+    kind: StatisticsKind,
+    on_text: Callable[[int], None] | None = None,
+    weighting: Weighting = "uniform",
+) -> dict[str, LayerStatistics]:
+    """`collect_sums`, normalised by rows.
+
+    Raises:
+        SdbenchError: No text has a row, no row reached a layer, or its inputs hold NaN or Inf.
+    """
+    return statistics_of(collect_sums(model, linears, texts, kind, on_text, weighting))
+
+
+def replayed(model: Any) -> Callable[[Tensor], Any]:
+    """A function that runs the model over token ids [texts, positions], without a cache."""
+    fixed = _fixed(model)
+    return lambda ids: model(input_ids=ids, use_cache=False, **fixed)
+
+
+def _fixed(model: Any) -> dict[str, int]:
+    """One position's logits are enough."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
 def row_weights(text: CalibrationText, weighting: Weighting) -> Tensor:
@@ -120,7 +176,9 @@ def replay_difference(
     with live:
         (reply,) = greedy(model, [prompt], max_new_tokens=max_new_tokens, eos_ids=eos_ids, ignore_eos=ignore_eos)
     expected = live.statistics()
-    replayed = collect(model, linears, [make_text("decode", prompt, reply=reply.ids)], "sum_sq")
+    text = make_text("decode", prompt, reply=reply.ids)
+    # Replays are padded on the right: what stands there must not reach the rows.
+    replayed = collect(model, linears, [replace(text, ids=(*text.ids, *[FILLER] * PADDING))], "sum_sq")
     differences = [float((replayed[name].sum_sq - expected[name].sum_sq).norm() / expected[name].sum_sq.norm()) for name in linears]
     # torch's max keeps a NaN; Python's may lose it.
     return float(torch.tensor(differences).max())

@@ -1,10 +1,11 @@
-"""Block by block: each block is calibrated on what the pruned blocks before it give it, one block's statistics in memory at a time.
+"""Block by block, one block's statistics in memory at a time: on what the dense blocks before it give it, or on what the pruned ones do.
 
-As in SparseGPT (arXiv 2301.00774, section 4): the statistics of block b are those of the model whose blocks before b are pruned already,
-and all linears of a block are pruned from one pass through the block as it was.
+The latter as in SparseGPT (arXiv 2301.00774, section 4): the statistics of block b are those of the model whose blocks before b are pruned
+already, and all linears of a block are pruned from one pass through the block as it was.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,24 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from sdbench.calibrate.choices import Weighting
-from sdbench.calibrate.collect import Collector, LayerStatistics
+from sdbench.calibrate.collect import Collector, InputSums, StatisticsKind, statistics_of
 from sdbench.calibrate.in_place import weights_in_place
 from sdbench.calibrate.methods import METHODS, Pruned, prune_linears
 from sdbench.calibrate.registry import lookup
-from sdbench.calibrate.replay import replayed, require_rows, row_weights
+from sdbench.calibrate.replay import Batch, batches, replayed
 from sdbench.calibrate.sources import CalibrationText
+from sdbench.calibrate.stages import Stages
 from sdbench.engine.phase import phase
 from sdbench.errors import CheckFailed, SdbenchError
 from sdbench.pattern import Pattern
 from sdbench.timing import relative_error, within
 
 CHAIN_TOLERANCE = 1e-2
-"""Largest relative difference between what a block is given by the model and what the block before it gave: bf16 rounds differently."""
+"""Largest relative difference between what a block is given by the model and what the block before it gave."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """How the model called a block for one text: everything but the hidden states, which change as blocks are pruned."""
+    """How the model called a block for one batch: everything but the hidden states, which change as blocks are pruned."""
 
     rest: tuple[Any, ...]
     keywords: dict[str, Any]
@@ -42,10 +44,11 @@ def prune_sequentially(
     pattern: Pattern,
     method: str,
     weighting: Weighting = "uniform",
+    stages: Stages | None = None,
 ) -> Iterator[tuple[str, Pruned]]:
-    """Prunes the blocks in order; the model is what it was after each step of the iteration.
+    """Prunes the blocks in order, each calibrated on the pruned ones before it; between two steps the model is what it was.
 
-    Peak memory beside the model: one block's statistics and pruned weights, and one hidden state ``[positions, hidden]`` a text.
+    Peak memory beside the model: one block's statistics and pruned weights, and the hidden states of all texts' positions.
 
     Args:
         model: A transformers causal language model in eval mode.
@@ -54,6 +57,7 @@ def prune_sequentially(
         pattern: N:M.
         method: A name in `METHODS`.
         weighting: Weight of a row within its text.
+        stages: Is told how long ``collection`` and ``pruning`` took.
 
     Returns:
         An iterator of names and pruned weights in the order of the blocks, as `prune_linears` gives them.
@@ -64,8 +68,60 @@ def prune_sequentially(
         CheckFailed: The model changes hidden states between its blocks, so that running them one by one is not the model.
     """
     prune_linears(linears, {}, pattern, method)
-    blocks = find_blocks(model, linears)
-    return _prune_blocks(model, blocks, dict(linears), texts, pattern, method, weighting)
+    find_blocks(model, linears)
+    return _prune_sequentially(model, linears, texts, pattern, method, weighting, stages or Stages(model.device))
+
+
+def _prune_sequentially(
+    model: Any,
+    linears: Mapping[str, nn.Linear],
+    texts: Sequence[CalibrationText],
+    pattern: Pattern,
+    method: str,
+    weighting: Weighting,
+    stages: Stages,
+) -> Iterator[tuple[str, Pruned]]:
+    needs = lookup("method", method, METHODS).needs
+    with stages("collection"):
+        walk = BlockWalk(model, linears, texts, weighting)
+    for inside in walk:
+        with stages("collection"):
+            statistics = statistics_of(walk.collect(needs, advance=False)) if inside and needs != "none" else {}
+        weights = {}
+        for name, pruned in stages.timed("pruning", prune_linears(inside, statistics, pattern, method)):
+            weights[name] = pruned.weight
+            yield name, pruned
+        # One block's Hessians at a time.
+        statistics.clear()
+        with stages("collection"), weights_in_place(inside, weights):
+            walk.advance()
+
+
+def collect_by_block(
+    model: Any, linears: Mapping[str, nn.Linear], texts: Sequence[CalibrationText], kind: StatisticsKind, weighting: Weighting = "uniform"
+) -> Iterator[dict[str, InputSums]]:
+    """The sums of `sdbench.calibrate.replay.collect_sums`, a block at a time: all of them together may be larger than the model.
+
+    Args:
+        model: A transformers causal language model in eval mode.
+        linears: Layers by dotted name, all inside one list of blocks.
+        texts: What to replay.
+        kind: ``"sum_sq"`` or ``"hessian"``.
+        weighting: Weight of a row within its text.
+
+    Yields:
+        One block's sums by layer; none for a block without layers.
+
+    Raises:
+        SdbenchError: A linear outside of the blocks, or no row.
+        CheckFailed: See `prune_sequentially`; before the first block.
+    """
+    walk = BlockWalk(model, linears, texts, weighting)
+    for inside in walk:
+        if inside:
+            yield walk.collect(kind, advance=True)
+        else:
+            walk.advance()
 
 
 def find_blocks(model: Any, linears: Mapping[str, nn.Linear]) -> dict[str, nn.Module]:
@@ -88,91 +144,145 @@ def find_blocks(model: Any, linears: Mapping[str, nn.Linear]) -> dict[str, nn.Mo
     )
 
 
-def _prune_blocks(
-    model: Any,
-    blocks: Mapping[str, nn.Module],
-    linears: dict[str, nn.Linear],
-    texts: Sequence[CalibrationText],
-    pattern: Pattern,
-    method: str,
-    weighting: Weighting,
-) -> Iterator[tuple[str, Pruned]]:
-    needs = lookup("method", method, METHODS).needs
-    require_rows(texts)
-    texts = [text for text in texts if text.rows]
-    hidden, calls = _record_calls(model, blocks, texts)
-    for prefix, block in blocks.items():
-        inside = {name: linear for name, linear in linears.items() if name.startswith(f"{prefix}.")}
-        statistics: dict[str, LayerStatistics] = {}
-        if inside and needs != "none":
-            collector = Collector(model, inside, {"prefill"}, needs)
-            with collector:
-                for text, states, call in zip(texts, hidden, calls[prefix], strict=True):
-                    with phase("prefill", rows=row_weights(text, weighting).to(states.device)):
-                        _run(block, states, call)
-            statistics = collector.statistics()
-        weights = {}
-        for name, pruned in prune_linears(inside, statistics, pattern, method):
-            weights[name] = pruned.weight
-            yield name, pruned
-        with weights_in_place(inside, weights), phase("prefill"):
-            for number, call in enumerate(calls[prefix]):
-                hidden[number] = _run(block, hidden[number], call)
+class BlockWalk:
+    """Runs a model over the texts a block at a time; iterate to go from block to block, and advance once in each.
+
+    Args:
+        model: A transformers causal language model in eval mode.
+        linears: Layers by dotted name, all inside one list of blocks.
+        texts: What to replay.
+        weighting: Weight of a row within its text.
+
+    Raises:
+        SdbenchError: A linear outside of the blocks, or no row.
+        CheckFailed: The blocks are no chain.
+    """
+
+    def __init__(self, model: Any, linears: Mapping[str, nn.Linear], texts: Sequence[CalibrationText], weighting: Weighting):
+        self._model, self._linears = model, linears
+        self._blocks = find_blocks(model, linears)
+        self._batches = batches(model, texts, weighting)
+        self._hidden, self._calls = _record_calls(model, self._blocks, self._batches)
+        self._prefix = ""
+
+    def __iter__(self) -> Iterator[dict[str, nn.Linear]]:
+        for prefix in self._blocks:
+            self._prefix = prefix
+            yield self._inside()
+
+    def collect(self, kind: StatisticsKind, *, advance: bool) -> dict[str, InputSums]:
+        """Sums of the linears of the block where the walk is, and with ``advance`` the next one's hidden states from the same forwards."""
+        collector = Collector(self._model, self._inside(), {"prefill"}, kind)
+        with collector:
+            self._run(advance)
+        return collector.sums()
+
+    def advance(self) -> None:
+        """Runs the block with the weights that are in place."""
+        self._run(advance=True)
+
+    def _inside(self) -> dict[str, nn.Linear]:
+        return {name: linear for name, linear in self._linears.items() if name.startswith(f"{self._prefix}.")}
+
+    def _run(self, advance: bool) -> None:
+        block = self._blocks[self._prefix]
+        for number, (batch, call) in enumerate(zip(self._batches, self._calls[self._prefix], strict=True)):
+            with phase("prefill", rows=batch.rows):
+                output = _run(block, self._hidden[number], call)
+            if advance:
+                self._hidden[number] = output
 
 
 @torch.no_grad()
-def _record_calls(
-    model: Any, blocks: Mapping[str, nn.Module], texts: Sequence[CalibrationText]
-) -> tuple[list[Tensor], dict[str, list[_Call]]]:
-    """Each text's hidden states before the first block, and each block's call for each text, from one pass over the dense model."""
+def _record_calls(model: Any, blocks: Mapping[str, nn.Module], replays: Sequence[Batch]) -> tuple[list[Tensor], dict[str, list[_Call]]]:
+    """Each batch's hidden states before the first block, and each block's call for each batch.
+
+    The first batch runs through the dense model, and each block must be given what the block before it gave: else something happens in
+    between. Of the others only the calls are wanted, so that the blocks hand on what they are given.
+    """
     hidden: list[Tensor] = []
     calls: dict[str, list[_Call]] = {prefix: [] for prefix in blocks}
-    given: dict[str, Tensor] = {}
-    first = next(iter(blocks))
+    outputs: dict[str, Any] = {}
+    before: tuple[str, Tensor] | None = None
 
-    def record(prefix: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        keywords = dict(keywords)
-        states, *rest = arguments or (keywords.pop("hidden_states"),)
-        calls[prefix].append(_Call(tuple(rest), keywords))
-        if prefix == first:
+    def enter(prefix: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        states, call = _call(arguments, keywords)
+        calls[prefix].append(call)
+        if prefix == next(iter(blocks)):
             hidden.append(states)
-        if len(hidden) == 1:
-            given[prefix] = states
+        elif before is not None:
+            error = relative_error(before[1], states.double())
+            if not within(error, CHAIN_TOLERANCE):
+                raise CheckFailed(
+                    f"{prefix} gets other hidden states than {before[0]} gives (relative difference {error:.1e}): the model does something "
+                    "between its blocks; calibrate in one pass"
+                )
 
-    hooks = [
-        block.register_forward_pre_hook(lambda _, arguments, keywords, prefix=prefix: record(prefix, arguments, keywords), with_kwargs=True)
-        for prefix, block in blocks.items()
-    ]
+    def leave(prefix: str, output: Any) -> None:
+        nonlocal before
+        before = (prefix, _states(output))
+        # Beside the states there may be more, which the model expects again.
+        outputs[prefix] = None if isinstance(output, Tensor) else output[1:]
+
     forward = replayed(model)
-    try:
-        for text in texts:
-            with phase("prefill"):
-                forward(text)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    _require_chain(blocks, given, calls, len(texts))
+    with ExitStack() as hooks, phase("prefill"):
+        for prefix, block in blocks.items():
+            hook = block.register_forward_pre_hook(
+                lambda _, arguments, keywords, prefix=prefix: enter(prefix, arguments, keywords), with_kwargs=True
+            )
+            hooks.callback(hook.remove)
+        with ExitStack() as only_first:
+            for prefix, block in blocks.items():
+                after = block.register_forward_hook(lambda _, arguments, output, prefix=prefix: leave(prefix, output))
+                only_first.callback(after.remove)
+            forward(replays[0].ids)
+        before = None
+        for prefix, block in blocks.items():
+            hooks.enter_context(_handing_on(block, outputs.get(prefix)))
+        for batch in replays[1:]:
+            forward(batch.ids)
+    for prefix, found in calls.items():
+        if len(found) != len(replays):
+            raise CheckFailed(
+                f"{prefix} ran {len(found)} times in {len(replays)} forwards of the model: no chain of blocks; calibrate in one pass"
+            )
     return hidden, calls
 
 
-def _require_chain(blocks: Mapping[str, nn.Module], given: Mapping[str, Tensor], calls: Mapping[str, list[_Call]], texts: int) -> None:
-    """Checks on the first text that each block gets what the block before it gives, and nothing else happens in between."""
-    for prefix in blocks:
-        if len(calls[prefix]) != texts:
-            raise CheckFailed(f"{prefix} ran {len(calls[prefix])} times for {texts} texts: no chain of blocks; calibrate in one pass")
-    for (before, block), after in zip(blocks.items(), list(blocks)[1:], strict=False):
-        with phase("prefill"):
-            output = _run(block, given[before], calls[before][0])
-        error = relative_error(output, given[after].double())
-        if not within(error, CHAIN_TOLERANCE):
-            raise CheckFailed(
-                f"{after} gets other hidden states than {before} gives (relative difference {error:.1e}): the model does something "
-                "between its blocks; calibrate in one pass"
-            )
+@contextmanager
+def _handing_on(block: nn.Module, rest: tuple[Any, ...] | None) -> Iterator[None]:
+    """Inside, the block gives back the hidden states that it is given, with ``rest`` after them unless that is None."""
+
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        states, _ = _call(arguments, keywords)
+        return states if rest is None else (states, *rest)
+
+    # A forward of its own has been put there by another library, and goes back.
+    own = vars(block).get("forward")
+    block.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del block.forward
+        else:
+            block.forward = own
+
+
+def _call(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Tensor, _Call]:
+    """A call's hidden states, and the rest of it."""
+    keywords = dict(keywords)
+    states, *rest = arguments or (keywords.pop("hidden_states"),)
+    return states, _Call(tuple(rest), keywords)
 
 
 @torch.no_grad()
 def _run(block: nn.Module, states: Tensor, call: _Call) -> Tensor:
     """The block's output hidden states."""
-    output = block(states, *call.rest, **call.keywords)
-    return output if isinstance(output, Tensor) else output[0]
+    return _states(block(states, *call.rest, **call.keywords))
+
+
+def _states(output: Any) -> Tensor:
+    """The hidden states among what a block gives back."""
+    found: Tensor = output if isinstance(output, Tensor) else output[0]
+    return found

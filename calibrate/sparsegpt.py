@@ -7,6 +7,7 @@ Frantar and Alistarh, "SparseGPT: Massive Language Models Can Be Accurately Prun
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -88,17 +89,49 @@ def prune_with_report(
         SdbenchError: NaN or Inf in an argument, shapes that don't fit, or a matrix that is no Hessian at any damping.
         UsageError: ``in`` is not a multiple of M, or ``damp`` or ``block`` makes no sense.
     """
+    return prune_together({layer: weight}, hessian, pattern, damp=damp, damp_by=damp_by, block=block)[layer]
+
+
+def prune_together(
+    weights: Mapping[str, Tensor],
+    hessian: Tensor,
+    pattern: Pattern,
+    *,
+    damp: float = 0.01,
+    damp_by: DampBy = "mean",
+    block: int = 128,
+) -> dict[str, SparseGptResult]:
+    """Prunes matrices that read the same input: one factorisation and one sweep, with the results that each has alone.
+
+    Args:
+        weights: [out, in] by layer name; ``out`` may differ.
+        hessian: [in, in] of their input; the other arguments are those of `prune_with_report`.
+        pattern: N:M along ``in``.
+        damp: See `prune_with_report`.
+        damp_by: See there.
+        block: See there.
+
+    Returns:
+        Each layer's result.
+
+    Raises:
+        SdbenchError: As `prune_with_report`.
+        UsageError: The same.
+    """
     if not 0 <= damp < math.inf:
         raise UsageError(f"damp {damp}: it is a fraction of the {damp_by} diagonal, 0 or more; usually 0.01")
     if damp_by not in ("mean", "median"):
         raise UsageError(f"damp_by {damp_by!r}: choose mean or median")
     if block < 1:
         raise UsageError(f"block {block}: at least 1 column")
-    require_weight(weight, layer)
-    pattern.require_width(weight.shape[1], layer)
-    columns = weight.shape[1]
-    if hessian.shape != (columns, columns):
-        raise SdbenchError(f"layer {layer}: the Hessian has shape {list(hessian.shape)}, expected [{columns}, {columns}] for this weight")
+    columns = len(hessian)
+    for layer, weight in weights.items():
+        require_weight(weight, layer)
+        pattern.require_width(weight.shape[1], layer)
+        wanted = [weight.shape[1]] * 2
+        if list(hessian.shape) != wanted:
+            raise SdbenchError(f"layer {layer}: the Hessian has shape {list(hessian.shape)}, expected {wanted} for this weight")
+    layer, weight = next(iter(weights.items()))
     require_finite(
         hessian, layer, "hessian", "an activation overflowed in calibration; use bf16 or fp32 instead of fp16, or other examples"
     )
@@ -111,12 +144,17 @@ def prune_with_report(
             f"layer {layer}: the Hessian's diagonal is all zero, so no token reached the layer; use other calibration examples"
         )
 
+    sizes = [len(weight) for weight in weights.values()]
     with full_float32(), torch.no_grad():
         upper, damp_used = _inverse_factor(hessian, dead, damp, damp_by, layer)
-        pruned, keep = _sweep(weight.detach().float().clone(), upper, dead, pattern, -(-block // pattern.group) * pattern.group)
-    pruned = pruned.to(weight.dtype)
-    require_finite(pruned, layer, "compensated weight", f"it no longer fits {weight.dtype}; raise the damping or prune in bf16 or fp32")
-    return SparseGptResult(pruned, keep, damp, damp_used, damp_by, int(dead.sum()))
+        stacked = torch.cat([weight.detach().float() for weight in weights.values()])
+        keep = _sweep(stacked, sizes, upper, dead, pattern, min(columns, -(-block // pattern.group) * pattern.group))
+    results = {}
+    for (layer, weight), pruned, kept in zip(weights.items(), stacked.split(sizes), keep.split(sizes), strict=True):
+        pruned = pruned.to(weight.dtype)
+        require_finite(pruned, layer, "compensated weight", f"it no longer fits {weight.dtype}; raise the damping or prune in bf16 or fp32")
+        results[layer] = SparseGptResult(pruned, kept, damp, damp_used, damp_by, int(dead.sum()))
+    return results
 
 
 def _inverse_factor(hessian: Tensor, dead: Tensor, damp: float, damp_by: DampBy, layer: str) -> tuple[Tensor, float]:
@@ -161,8 +199,23 @@ def _inverse_root(matrix: Tensor) -> Tensor | None:
     return upper if bool((noise < 0.5).all()) else None
 
 
-def _sweep(weight: Tensor, upper: Tensor, dead: Tensor, pattern: Pattern, block: int) -> tuple[Tensor, Tensor]:
-    """Prunes ``weight`` [out, in] in place, left to right; returns it and the keep mask."""
+def _sweep(weight: Tensor, sizes: Sequence[int], upper: Tensor, dead: Tensor, pattern: Pattern, block: int) -> Tensor:
+    """Prunes ``weight`` [out, in] in place, left to right.
+
+    A column costs three small kernels, and a group's mask about ten; all else is done once a block.
+
+    Args:
+        weight: float32, the rows of one or more matrices.
+        sizes: How many rows each has: what passes from block to block is multiplied matrix by matrix, so that none is rounded otherwise
+            than alone.
+        upper: [in, in] U.
+        dead: Bool [in].
+        pattern: N:M.
+        block: Columns at a time, whole groups.
+
+    Returns:
+        The keep mask, bool [out, in].
+    """
     columns = weight.shape[1]
     group = pattern.group
     keep = torch.empty(weight.shape, dtype=torch.bool, device=weight.device)
@@ -170,14 +223,24 @@ def _sweep(weight: Tensor, upper: Tensor, dead: Tensor, pattern: Pattern, block:
     cost = torch.where(dead, torch.zeros_like(upper.diagonal()), upper.diagonal().square().reciprocal())
     for start in range(0, columns, block):
         stop = min(start + block, columns)
-        errors = weight.new_empty(len(weight), stop - start)
-        for column in range(start, stop):
-            if column % group == 0:
-                ahead = slice(column, column + group)
-                keep[:, ahead] = best_of_groups(weight[:, ahead].square() * cost[ahead], pattern)
-            error = weight[:, column] * ~keep[:, column] / upper[column, column]
-            weight[:, column:stop].sub_(torch.outer(error, upper[column, column:stop]))
-            errors[:, column - start] = error
-        weight[:, stop:].addmm_(errors, upper[start:stop, stop:], alpha=-1)
-    # The column's own update leaves w - w / U * U, which rounding may keep away from 0.
-    return weight.masked_fill_(~keep, 0.0), keep
+        # A column of all rows lies in one piece: [columns of the block, out].
+        inner = weight[:, start:stop].T.contiguous()
+        # Row j: what the later columns lose for each unit of column j that goes, U_jk / U_jj.
+        share = upper[start:stop, start:] / upper.diagonal()[start:stop, None]
+        gone = torch.empty_like(inner)
+        for first in range(0, stop - start, group):
+            ahead = slice(first, first + group)
+            score = inner[ahead].square() * cost[start + first : start + first + group, None]
+            kept = best_of_groups(score.T, pattern)
+            keep[:, start + first : start + first + group] = kept
+            dropped = (~kept).T.float()
+            for column in range(first, first + group):
+                torch.mul(inner[column], dropped[column - first], out=gone[column])
+                # Not addr_, which on a CPU rounds by where an element lies, and so by what else is in the stack.
+                inner[column:].sub_(torch.outer(share[column, column : stop - start], gone[column]))
+        weight[:, start:stop] = inner.T
+        for part, part_gone in zip(weight[:, stop:].split(list(sizes)), gone.split(list(sizes), dim=1), strict=True):
+            part.addmm_(part_gone.T, share[:, stop - start :], alpha=-1)
+    # Where rounding keeps w - w * (U_jj / U_jj) away from 0.
+    weight.masked_fill_(~keep, 0.0)
+    return keep

@@ -34,6 +34,7 @@ class Problem:
         pattern: N:M of a packed weight; None for a dense one.
         sm_count: Streaming multiprocessors of the device, for the choice of defaults.
         capability: Compute capability of an NVIDIA device, 90 for 9.0; 0 elsewhere.
+        tokens: Rows of x: 1 but for kernels that take several.
     """
 
     out_features: int
@@ -42,6 +43,7 @@ class Problem:
     pattern: Pattern | None
     sm_count: int
     capability: int = 0
+    tokens: int = 1
 
     @property
     def words(self) -> int:

@@ -34,6 +34,23 @@ def resolve_device(text: str | None) -> torch.device:
     return torch.device("cuda", index)
 
 
+def require_gpu(device: torch.device, asked: str, why: str) -> None:
+    """Refuses what needs a GPU, before anything runs.
+
+    Args:
+        device: The resolved device.
+        asked: The text of ``--device``.
+        why: What needs a GPU, and what to do without one.
+
+    Raises:
+        UsageError: The device is a CPU, as asked for.
+        SdbenchError: There is no GPU.
+    """
+    if device.type == "cuda":
+        return
+    raise UsageError(f"--device {asked}: {why}") if asked == "cpu" else SdbenchError(f"no CUDA device: {why}")
+
+
 def resolve_dtype(text: str | None, device: torch.device) -> torch.dtype:
     """The number type of ``--dtype``: ``bf16``, ``fp16``, ``fp32``, or ``auto`` (or None): bf16 on CUDA, fp32 on the CPU.
 

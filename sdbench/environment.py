@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from sdbench import __version__
-from sdbench.results import git_state, package_version
+from sdbench.versions import git_state, package_version
 
 
 def describe(device: torch.device | None = None) -> dict[str, Any]:

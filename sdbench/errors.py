@@ -1,10 +1,16 @@
 """Errors meant for the user: one line that says what is wrong, where, and what to do."""
 
 from enum import IntEnum
+from pathlib import Path
 
 
 class ExitCode(IntEnum):
-    """Exit codes of the command line."""
+    """Exit codes of the command line.
+
+    USAGE: what was typed is wrong, and another command is the way out: an option or a name that does not exist, a number out of range,
+    options that exclude each other, a file, folder or hub id that is not there or is not of the kind that the option takes.
+    ERROR: the command may be right and the world is not: no GPU, no network, no room, no permission, a damaged file, a broken model.
+    """
 
     OK = 0
     ERROR = 1
@@ -29,10 +35,17 @@ class SdbenchError(Exception):
 
 
 class UsageError(SdbenchError):
-    """An argument or option that cannot be taken (exit code 2)."""
+    """What was typed cannot be taken (exit code 2); :class:`ExitCode` says where that ends."""
 
     def __init__(self, message: str):
         super().__init__(message, ExitCode.USAGE)
+
+
+def cannot_read(path: Path, error: OSError) -> SdbenchError:
+    """The error for a file that the command line names: of usage where the name is wrong, else of the world."""
+    message = f"cannot read {path}: {error.strerror}"
+    wrong_name = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+    return UsageError(message) if wrong_name else SdbenchError(message)
 
 
 class CheckFailed(SdbenchError):

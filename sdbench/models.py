@@ -82,8 +82,8 @@ def resolve_model(text: str | None, revision: str | None, device: torch.device) 
         device: Decides the default: the hub's Qwen3-4B with CUDA, the bundled demo model without.
 
     Raises:
-        UsageError: A revision for something that has none, or a name that is neither a path nor a hub id.
-        SdbenchError: A path that is not there, or a folder without ``config.json``.
+        UsageError: A revision for something that has none; a name that is neither a hub id nor a folder with ``config.json`` nor a
+            ``.gguf`` file.
     """
     if text is None:
         if device.type == "cuda":
@@ -101,14 +101,14 @@ def resolve_model(text: str | None, revision: str | None, device: torch.device) 
     path = Path(source).expanduser()
     if source.endswith(".gguf") and not is_random:
         if not path.is_file():
-            raise SdbenchError(f"model {text!r}: no such file")
+            raise UsageError(f"model {text!r}: no such file")
         return _without_revision(ModelSpec("gguf", str(path), revision, reason))
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise SdbenchError(f"model {text!r}: the folder has no config.json, so it is not a transformers checkpoint")
+            raise UsageError(f"model {text!r}: the folder has no config.json, so it is not a transformers checkpoint")
         return _without_revision(ModelSpec("random" if is_random else "folder", str(path), revision, reason))
     if path.exists():
-        raise SdbenchError(f"model {text!r}: a file, but not a .gguf one; name the checkpoint's folder")
+        raise UsageError(f"model {text!r}: a file, but not a .gguf one; name the checkpoint's folder")
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", source) is None:
         raise UsageError(f"model {text!r}: no such folder or file, and not a hub id (owner/name)")
     return ModelSpec("random" if is_random else "hub", source, revision, reason)
@@ -127,8 +127,9 @@ def load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progre
         progress: Told in one line what takes time.
 
     Raises:
-        SdbenchError: Not found, not reachable, damaged or incomplete files, a kind of model that transformers doesn't know,
-            quantised weights, no EOS id, or not enough memory.
+        UsageError: The hub knows no such model or revision, or its weights are quantised.
+        SdbenchError: Not reachable, damaged or incomplete files, a kind of model that transformers doesn't know, no EOS id, or not
+            enough memory.
     """
     _silence()
     tell = progress or (lambda line: None)
@@ -150,7 +151,8 @@ def encode_question(tokenizer: Any, question: str) -> list[int]:
     """Token ids of a question alone, as the user's message, up to where the assistant's answer begins.
 
     Raises:
-        SdbenchError: No tokenizer, or one without a chat template.
+        SdbenchError: No tokenizer.
+        UsageError: One without a chat template.
     """
     return _render(tokenizer, [{"role": "user", "content": question}], add_generation_prompt=True)
 
@@ -159,7 +161,8 @@ def encode_reference(tokenizer: Any, question: str, answer: str) -> list[int]:
     """Token ids of the whole exchange, the question and the reference answer in the assistant's place.
 
     Raises:
-        SdbenchError: No tokenizer, or one without a chat template.
+        SdbenchError: No tokenizer.
+        UsageError: One without a chat template.
     """
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return _render(tokenizer, messages, add_generation_prompt=False)
@@ -169,7 +172,7 @@ def _render(tokenizer: Any, messages: list[dict[str, str]], *, add_generation_pr
     if tokenizer is None:
         raise SdbenchError("this model has no tokenizer (random weights): it can be timed, but not asked questions")
     if not getattr(tokenizer, "chat_template", None):
-        raise SdbenchError(f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: choose an instruction-tuned model")
+        raise UsageError(f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: choose an instruction-tuned model")
     # transformers 5 returns a dict of ids and mask unless told otherwise.
     return list(tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=False))
 
@@ -192,7 +195,8 @@ def locate_model(spec: ModelSpec, tell: Callable[[str], None]) -> tuple[Path, Mo
         tell: Told in one line what takes time.
 
     Raises:
-        SdbenchError: The hub does not have it or cannot be reached.
+        UsageError: The hub does not have it.
+        SdbenchError: The hub cannot be reached.
     """
     if spec.kind == "demo":
         from sdbench.demo import MODEL_DIR  # the demo's data sits above this module
@@ -217,9 +221,9 @@ def _download(spec: ModelSpec, *, weights: bool) -> Path:
     except GatedRepoError as error:
         raise SdbenchError(f"{what}: the hub wants you to accept its licence and log in first (hf auth login)") from error
     except RevisionNotFoundError as error:
-        raise SdbenchError(f"{what}: the hub has the model, but not this revision") from error
+        raise UsageError(f"{what}: the hub has the model, but not this revision") from error
     except RepositoryNotFoundError as error:
-        raise SdbenchError(f"{what}: no such folder here, and no such (public) model on the hub") from error
+        raise UsageError(f"{what}: no such folder here, and no such (public) model on the hub") from error
     except LocalEntryNotFoundError as error:
         raise SdbenchError(f"{what}: no such folder here, not in the hub cache, and the hub cannot be reached (offline?)") from error
     except Exception as error:
@@ -228,12 +232,12 @@ def _download(spec: ModelSpec, *, weights: bool) -> Path:
 
 def _read_folder(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     if not (folder / "config.json").is_file():
-        raise SdbenchError(f"model {name!r} has no config.json, so it is not a transformers checkpoint")
+        raise UsageError(f"model {name!r} has no config.json, so it is not a transformers checkpoint")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if (entry := getattr(config, "quantization_config", None)) is not None:
         if entry.get("quant_method") == "sdbench":
-            raise SdbenchError(f"model {name!r} is pruned and packed already; give the dense checkpoint that it was made from")
-        raise SdbenchError(f"model {name!r} is quantised; pruning needs the unquantised checkpoint (or a .gguf file)")
+            raise UsageError(f"model {name!r} is pruned and packed already; give the dense checkpoint that it was made from")
+        raise UsageError(f"model {name!r} is quantised; pruning needs the unquantised checkpoint (or a .gguf file)")
     _check_weight_files(name, folder)
     tokenizer = _read_tokenizer(folder)
     if tokenizer is None:

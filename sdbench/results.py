@@ -6,30 +6,25 @@ import json
 import logging
 import math
 import os
-import platform
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
-from sdbench import __version__
 from sdbench.errors import SdbenchError, UsageError
+from sdbench.records import RUN_SCHEMA, Attempt, Outcome, RunRecord, differences
+from sdbench.versions import git_state, versions
 
 if TYPE_CHECKING:
     import pandas as pd
 
-RUN_SCHEMA: Literal["sdbench.run/1"] = "sdbench.run/1"
-PACKAGES = ("torch", "triton", "transformers")
-"""Distributions whose versions a run records beside Python's."""
-
-Outcome = Literal["running", "complete", "failed", "interrupted"]
+Fault = Callable[[Mapping[str, Any]], str | None]
+"""What is wrong with a record, in a few words; None for a good one."""
 
 log = logging.getLogger("sdbench")
 
@@ -78,6 +73,13 @@ def _without_nan(value: Any, status: bool = False) -> Any:
     return None if _is_non_finite(value) else value
 
 
+def first_fault(error: ValidationError) -> str:
+    """The first thing that pydantic found wrong, and where, in one line."""
+    fault = error.errors()[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    return f"{where}: {fault['msg']}" if where else fault["msg"]
+
+
 def _is_non_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
@@ -100,25 +102,29 @@ def write_atomic(path: Path | str, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def append_jsonl(path: Path | str, record: Mapping[str, Any]) -> None:
-    """Appends one record as one line and waits until it is on disk; a torn line left by a kill is removed first, with a warning.
+def append_jsonl(path: Path | str, *records: Mapping[str, Any]) -> None:
+    """Appends records, a line each, in one write, and waits until they are on disk; a torn line left by a kill is removed first.
 
     Raises:
         OSError: The file cannot be written.
     """
-    line = strict_json(record).encode() + b"\n"
+    lines = "".join(strict_json(record) + "\n" for record in records).encode()
     with Path(path).open("a+b") as file:
         _mend_tail(file, path)
-        file.write(line)
+        file.write(lines)
         file.flush()
         os.fsync(file.fileno())
 
 
-def read_jsonl(path: Path | str) -> list[dict[str, Any]]:
+def read_jsonl(path: Path | str, fault: Fault | None = None) -> list[dict[str, Any]]:
     """Reads the records of a JSONL file that sdbench wrote; a torn last line is dropped with a warning.
 
+    Args:
+        path: The file.
+        fault: Says what is wrong with a record; None to take any.
+
     Raises:
-        SdbenchError: The file cannot be read, or a complete line is not a JSON object.
+        SdbenchError: The file cannot be read, or a complete line is not a JSON object, or a wrong one.
     """
     try:
         content = Path(path).read_bytes()
@@ -131,13 +137,18 @@ def read_jsonl(path: Path | str) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         record = _parse_object(line)
-        if record is None:
-            raise SdbenchError(f"{path}, line {number}: not a JSON object; remove that line or start over in another folder")
+        what = "not a JSON object" if record is None else fault(record) if fault else None
+        if record is None or what:
+            raise SdbenchError(
+                f"{path}, line {number}: {what}; take the line out, and the run's command with this --output measures it again"
+            )
         records.append(record)
     if tail.strip():
         last = _parse_object(tail)
         if last is None:
             log.warning("%s: dropped a torn last line (%d bytes)", path, len(tail))
+        elif fault and (what := fault(last)):
+            raise SdbenchError(f"{path}, last line: {what}; take the line out, and the run's command with this --output measures it again")
         else:
             records.append(last)
     return records
@@ -196,33 +207,6 @@ def read_csv(path: Path | str) -> "pd.DataFrame":
         return pd.DataFrame(list(reader), columns=list(reader.fieldnames or ()), dtype=object)
 
 
-class Attempt(BaseModel):
-    """One start of the command in a run directory; ``changed`` holds what differs from the first: environment, versions, git."""
-
-    attempt: int
-    started: str
-    ended: str | None = None
-    outcome: Outcome = "running"
-    reason: str | None = None
-    resumed_rows: int = 0
-    changed: dict[str, Any] = {}
-
-
-class RunRecord(BaseModel):
-    """The contents of ``run.json``."""
-
-    schema_: Literal["sdbench.run/1"] = Field(alias="schema")
-    command: str
-    arguments: dict[str, Any]
-    environment: dict[str, Any]
-    versions: dict[str, str | None]
-    git: dict[str, Any] | None
-    created: str
-    outcome: Outcome = "running"
-    outcome_reason: str | None = None
-    audit: list[Attempt] = []
-
-
 class RunDirectory:
     """A folder with ``run.json``, ``rows.jsonl`` and ``samples.jsonl``; a context manager that records how the run ended.
 
@@ -230,15 +214,23 @@ class RunDirectory:
     "running"; the next one to open the directory marks it interrupted.
     """
 
-    def __init__(self, path: Path, record: RunRecord, lock: int):
+    def __init__(self, path: Path, record: RunRecord, lock: int, faults: Mapping[str, Fault]):
         self.path = path
         self.record = record
-        self.rows: list[dict[str, Any]] = _read_if_there(path / "rows.jsonl")
-        self.samples: list[dict[str, Any]] = _read_if_there(path / "samples.jsonl")
+        self.rows: list[dict[str, Any]] = _read_if_there(path / "rows.jsonl", faults.get("rows.jsonl"))
+        self.samples: list[dict[str, Any]] = _read_if_there(path / "samples.jsonl", faults.get("samples.jsonl"))
         self._lock = lock
+        self._was_complete = record.outcome == "complete"
 
     @classmethod
-    def open(cls, path: Path | str, command: str, arguments: Mapping[str, Any], environment: Mapping[str, Any]) -> "RunDirectory":
+    def open(
+        cls,
+        path: Path | str,
+        command: str,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        faults: Mapping[str, Fault] | None = None,
+    ) -> "RunDirectory":
         """Creates a run directory, or resumes the one that is there.
 
         Args:
@@ -246,26 +238,29 @@ class RunDirectory:
             command: The sdbench command, for example "e2e".
             arguments: Every option that changes a result; leave out those that do not, such as the folder itself.
             environment: The machine, as the command line reports it.
+            faults: File name -> what is wrong with a line of it that an earlier attempt left; the run stays as it was if one is.
 
         Raises:
             UsageError: The folder holds a run of another command or with other arguments.
-            SdbenchError: It cannot be written, is in use, or holds something else.
+            SdbenchError: It cannot be written, is in use, holds something else, or a wrong line.
         """
         directory = Path(path)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             lock = _lock(directory)
             try:
+                for draft in directory.glob(".*.tmp"):
+                    draft.unlink()  # of a process that was killed as it wrote
                 fresh = RunRecord(
                     schema=RUN_SCHEMA,
                     command=command,
                     arguments=to_plain(dict(arguments)),
                     environment=to_plain(dict(environment)),
-                    versions=_versions(),
+                    versions=versions(),
                     git=git_state(),
                     created=_now(),
                 )
-                run = cls(directory, _earlier(directory, fresh) or fresh, lock)
+                run = cls(directory, _earlier(directory, fresh) or fresh, lock, faults or {})
                 run._start(fresh)
             except BaseException:
                 os.close(lock)
@@ -276,18 +271,24 @@ class RunDirectory:
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Appends one measurement to ``rows.jsonl``; a NaN or Inf becomes null with a ``..._status`` beside it."""
-        self.rows.append(self._append("rows.jsonl", row))
+        self.add_rows([row])
+
+    def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Appends measurements that only count together, so that a kill leaves all of them or none."""
+        self.rows += self._append("rows.jsonl", rows)
 
     def add_sample(self, sample: Mapping[str, Any]) -> None:
         """Appends one example of one arm to ``samples.jsonl``, the same way."""
-        self.samples.append(self._append("samples.jsonl", sample))
+        self.samples += self._append("samples.jsonl", [sample])
 
     def finish(self, outcome: Outcome, reason: str | None = None) -> None:
         """Records the outcome of this attempt and lets go of the directory."""
         attempt = self.record.audit[-1]
-        attempt.ended = _now()
-        attempt.outcome = self.record.outcome = outcome
-        attempt.reason = self.record.outcome_reason = reason
+        attempt.ended, attempt.outcome, attempt.reason = _now(), outcome, reason
+        if self._was_complete and not any(line.get("attempt") == attempt.attempt for line in (*self.rows, *self.samples)):
+            # An attempt that measured nothing takes nothing from a complete run.
+            outcome, reason = "complete", None
+        self.record.outcome, self.record.outcome_reason = outcome, reason
         self._save()
         os.close(self._lock)
 
@@ -310,36 +311,22 @@ class RunDirectory:
                 attempt.outcome, attempt.reason = "interrupted", "killed"
         names = ("environment", "versions", "git")
         changed = {name: getattr(fresh, name) for name in names if getattr(fresh, name) != getattr(record, name)}
-        if changed:
-            log.warning("%s: resumed with another %s than it began with; run.json keeps both", self.path, ", ".join(changed))
+        earlier = [record.facts(number) for number in sorted({line.get("attempt", 1) for line in (*self.rows, *self.samples)})]
+        if differing := differences([*earlier, fresh.facts(1)]):
+            told = "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in differing.items())
+            log.warning("%s: kept rows are not of this machine and code (%s, the last one now); reports tell them apart", self.path, told)
         record.outcome, record.outcome_reason = "running", None
         number = len(record.audit) + 1
         record.audit.append(Attempt(attempt=number, started=_now(), resumed_rows=len(self.rows), changed=changed))
         self._save()
 
-    def _append(self, name: str, record: Mapping[str, Any]) -> dict[str, Any]:
-        stored = with_status({**record, "attempt": len(self.record.audit)})
-        append_jsonl(self.path / name, stored)
+    def _append(self, name: str, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        stored = [with_status({**record, "attempt": len(self.record.audit)}) for record in records]
+        append_jsonl(self.path / name, *stored)
         return stored
 
     def _save(self) -> None:
         write_atomic(self.path / "run.json", strict_json(self.record, indent=2) + "\n")
-
-
-def git_state() -> dict[str, Any] | None:
-    """Commit of the source checkout that runs and whether tracked files differ from it; None for an installed copy."""
-    here = Path(__file__).resolve()
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(here.parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
-
-    try:
-        # An installed copy may lie inside someone else's repository, whose commit would say nothing about sdbench.
-        git("ls-files", "--error-unmatch", here.name)
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def _earlier(directory: Path, fresh: RunRecord) -> RunRecord | None:
@@ -351,9 +338,7 @@ def _earlier(directory: Path, fresh: RunRecord) -> RunRecord | None:
     try:
         record = RunRecord.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"]) or "the file"
-        raise SdbenchError(f"{file} is no {RUN_SCHEMA} record ({where}: {problem['msg']}); choose another --output") from error
+        raise SdbenchError(f"{file} is no {RUN_SCHEMA} record ({first_fault(error)}); choose another --output") from error
     if record.command != fresh.command:
         raise UsageError(f"{directory} holds a run of 'sdbench {record.command}'; choose another --output for 'sdbench {fresh.command}'")
     names = sorted(record.arguments.keys() | fresh.arguments.keys())
@@ -379,21 +364,8 @@ def _lock(directory: Path) -> int:
     return descriptor
 
 
-def _read_if_there(path: Path) -> list[dict[str, Any]]:
-    return read_jsonl(path) if path.exists() else []
-
-
-def _versions() -> dict[str, str | None]:
-    # The package itself may run from a checkout, where nothing is installed under its name.
-    return {"python": platform.python_version(), "sdbench": __version__} | {name: package_version(name) for name in PACKAGES}
-
-
-def package_version(name: str) -> str | None:
-    """Version of an installed package, or None."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+def _read_if_there(path: Path, fault: Fault | None = None) -> list[dict[str, Any]]:
+    return read_jsonl(path, fault) if path.exists() else []
 
 
 def _now() -> str:

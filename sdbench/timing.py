@@ -1,6 +1,5 @@
-"""Timing: warm-up apart, the device's completion included, medians with their spread, and no figure where there is none."""
+"""Timing: cold reads in CUDA graphs, medians with their spread, no figure where there is none; and the errors that gate a timing."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -47,35 +46,6 @@ def summarise(samples: Sequence[float]) -> Times | None:
     if not good:
         return None
     return Times(*(float(p) for p in np.percentile(good, [20, 50, 80])))
-
-
-def measure(
-    call: Callable[[], object],
-    *,
-    repeats: int,
-    warmup: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
-    synchronize: Callable[[], None] = lambda: None,
-) -> Times | None:
-    """Times a call by a host clock, in the clock's unit.
-
-    Args:
-        call: What to time.
-        repeats: Timed calls.
-        warmup: Calls before them, never timed (compilation, tuning, capture).
-        clock: Host clock.
-        synchronize: Waits until the device has finished; called before each reading of the clock.
-    """
-    for _ in range(warmup):
-        call()
-    samples = []
-    for _ in range(repeats):
-        synchronize()
-        start = clock()
-        call()
-        synchronize()
-        samples.append(clock() - start)
-    return summarise(samples)
 
 
 def capture(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:

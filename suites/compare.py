@@ -1,8 +1,9 @@
 """Two runs of one command, row by row: what is wrong now, what got worse or slower beyond noise, what is in one of them alone.
 
-A time counts as slower when it is longer by more than the threshold *and* the 20th to 80th percentiles of both runs do not touch. Answer
-match and EOS completion count as worse when McNemar's exact test over the examples that both runs judged gives p < 0.05; without common
-examples nothing is concluded.
+A time counts as slower when it is longer by more than the threshold *and* the 20th to 80th percentiles of both runs do not touch; any
+other difference is called noise. Answer match and EOS completion count as worse when McNemar's exact test over the examples that both
+runs judged gives p < 0.05, fidelity when the 95% interval of the ratio of both KLs, a paired bootstrap over those examples, lies below 1;
+without common examples nothing is concluded.
 """
 
 import math
@@ -13,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from sdbench.errors import ExitCode, SdbenchError, UsageError
 from sdbench.suites.runs import Row, SavedRun, last_of
+from sdbench.suites.saved import KEYS
 from sdbench.tables import Column
 
 SCHEMA = "sdbench.compare/1"
@@ -25,14 +27,6 @@ Figure = Literal["us", "tok/s"]
 """What tells how fast a row is."""
 
 REGRESSIONS: tuple[Verdict, ...] = ("broken", "worse", "slower")
-
-KEYS = {
-    "result": ("kernel", "variant", "pattern", "layer", "of_shape", "dtype"),
-    "chain": ("kernel", "variant", "pattern", "layers"),
-    "arm": ("arm", "pattern", "method"),
-    "decode": ("arm", "path", "context"),
-}
-"""Kind of row -> the fields that say what was measured."""
 
 COMMANDS = {"kernels": ("result", "chain"), "tune": ("result",), "e2e": ("arm",), "decode": ("decode",)}
 """Command -> the kinds of its rows."""
@@ -57,12 +51,12 @@ class Finding:
     Attributes:
         verdict: What became of it.
         key: The row's key, by field; empty for the run as a whole.
-        figure: What is compared: "us", "tok/s", "answer match", "EOS", "outcome".
+        figure: What is compared: "us", "tok/s", "answer match", "EOS", "KL", "outcome".
         base: In BASE: a median, a count, or an outcome.
         new: In NEW.
         base_spread: 20th and 80th percentile in BASE.
         new_spread: Those in NEW.
-        ratio: Speed of NEW over that of BASE, above 1 for faster.
+        ratio: Speed of NEW over that of BASE, above 1 for faster; of KL, that of BASE over that of NEW, above 1 for closer to dense.
         reason: Why there is no ratio, or what the verdict rests on.
     """
 
@@ -195,6 +189,10 @@ def compare(base: SavedRun, new: SavedRun, fail_over: float) -> Comparison:
                 findings.append(Finding("only in NEW", key, figure, new=_outcome(after[found][1])))
             else:
                 findings += _of_row(key, figure, before[found][1], after[found][1], base, new, fail_over)
+    if command == "e2e":
+        fidelity = list(_fidelity(base, new))
+        findings += fidelity
+        common += len(fidelity)
     if not common:
         raise SdbenchError(f"{base.path} and {new.path} have no row in common: nothing to compare", ExitCode.NOTHING_SELECTED)
     if base.record.outcome == "complete" != new.record.outcome:
@@ -209,8 +207,8 @@ def _of_row(key: Row, figure: Figure, before: Row, after: Row, base: SavedRun, n
     if outcomes != ("correct", "correct"):
         verdict: Verdict = "broken" if outcomes[0] == "correct" else "better" if outcomes[1] == "correct" else "no ratio"
         told = after.get("message") or after.get("us_reason")
-        yield Finding("same" if outcomes[0] == outcomes[1] else verdict, key, "outcome", *outcomes, reason=told)
-    else:
+        yield Finding("same" if outcomes[0] == outcomes[1] else verdict, key, "outcome", *outcomes, reason=str(told) if told else None)
+    elif not all(run.record.arguments.get("fidelity") == "only" for run in (base, new)):
         yield _speed(key, before, after, fail_over, figure)
     if "method" in key:
         for field, count, name in (("match", "answer_match", "answer match"), ("eos", "eos", "EOS")):
@@ -240,10 +238,14 @@ def _speed(key: Row, before: Row, after: Row, fail_over: float, figure: Figure) 
         times = [(1 / p50, 1 / p80, 1 / p20) for p50, p20, p80 in times]
     (base_time, base_low, base_high), (new_time, new_low, new_high) = times
     verdict: Verdict = "same"
-    if new_time > base_time * (1 + fail_over):
-        verdict, reason = ("slower", None) if new_low > base_high else ("same", "slower within the spread")
-    elif base_time > new_time * (1 + fail_over):
-        verdict, reason = ("faster", None) if base_low > new_high else ("same", "faster within the spread")
+    if new_time != base_time:
+        way: Verdict = "slower" if new_time > base_time else "faster"
+        apart = new_low > base_high if way == "slower" else base_low > new_high
+        beyond = max(base_time, new_time) > min(base_time, new_time) * (1 + fail_over)
+        if apart and beyond:
+            verdict = way
+        else:
+            reason = f"{way} within noise: {f'up to {fail_over * 100:g}%' if apart else 'the spreads overlap'}"
     return Finding(verdict, key, figure, base, new, base_spread, new_spread, base_time / new_time, reason)
 
 
@@ -274,7 +276,7 @@ def _quality(key: Row, field: str, figure: str, counts: tuple[Any, Any], base: S
 
     before, after = (
         {
-            (sample.get("example"), sample.get("prompt_hash")): bool(sample[field])
+            (str(sample.get("example")), str(sample.get("prompt_hash"))): bool(sample[field])
             for sample in last_of(run.samples, "arm", "example")
             if sample.get("arm") == key["arm"] and sample.get(field) is not None
         }
@@ -287,8 +289,36 @@ def _quality(key: Row, field: str, figure: str, counts: tuple[Any, Any], base: S
     lost, gained = (sum(pair == way for pair in zip(first, second, strict=True)) for way in ((True, False), (False, True)))
     p = mcnemar(first, second)
     verdict: Verdict = "same" if p >= ALPHA else "worse" if lost > gained else "better"
-    reason = f"{lost} lost, {gained} gained, exact McNemar p = {p:.2g}"
+    reason = f"{lost} lost, {gained} gained, exact McNemar p = {p:.2g}" + (", within noise" if verdict == "same" and lost != gained else "")
     return Finding(verdict, key, figure, f"{sum(first)}/{len(common)}", f"{sum(second)}/{len(common)}", reason=reason)
+
+
+def _fidelity(base: SavedRun, new: SavedRun) -> Iterator[Finding]:
+    """KL to the dense model's replies of each arm and prefill, over the examples that both runs have."""
+    from sdbench.suites.statistics import mean_over_positions, ratio_of_means
+
+    before, after = (
+        {
+            (str(row.get("arm")), str(row.get("prefill")), str(row.get("example"))): {"kl": kl, "positions": positions}
+            for row in run.latest("fidelity", *KEYS["fidelity"])
+            if (kl := _number(row.get("kl"))) is not None and (positions := _number(row.get("positions")))
+        }
+        for run in (base, new)
+    )
+    for arm, prefill in dict.fromkeys(key[:2] for key in before if key in after):
+        common = [key for key in before if key[:2] == (arm, prefill) and key in after]
+        first, second = [before[key] for key in common], [after[key] for key in common]
+        found = ratio_of_means([row["kl"] * row["positions"] for row in first], [row["kl"] * row["positions"] for row in second])
+        means = mean_over_positions(first, "kl"), mean_over_positions(second, "kl")
+        key: Row = {"arm": arm, "prefill": prefill}
+        if found is None:
+            verdict: Verdict = "same" if means[0] == means[1] else "no ratio"
+            yield Finding(verdict, key, "KL", *means, reason="an interval takes two examples, and a KL above 0")
+            continue
+        verdict = "worse" if found.high < 1 else "better" if found.low > 1 else "same"
+        told = f"{len(common)} examples, 95% interval {found.low:.3f} to {found.high:.3f}"
+        noise = ", within noise" if verdict == "same" and found.estimate != 1 else ""
+        yield Finding(verdict, key, "KL", *means, ratio=found.estimate, reason=told + noise)
 
 
 def _warnings(base: SavedRun, new: SavedRun) -> list[str]:

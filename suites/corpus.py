@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sdbench.errors import SdbenchError, UsageError
+from sdbench.errors import SdbenchError, UsageError, cannot_read
 from sdbench.suites.data import refuse_test_name
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -24,13 +24,13 @@ def read_corpus(path: Path, seed: int) -> list[str]:
 
     Raises:
         SdbenchError: The file cannot be read, is no UTF-8, is empty, or a line has no text (file and line named).
-        UsageError: Its name says test split.
+        UsageError: It is not there, or its name says test split.
     """
     refuse_test_name(path)
     try:
         content = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise SdbenchError(f"cannot read {path}: {error.strerror}") from error
+        raise cannot_read(path, error) from error
     except UnicodeDecodeError as error:
         raise SdbenchError(f"{path} is not UTF-8 text (byte {error.start}); convert it") from error
     generator = random.Random(seed)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sdbench.errors import CheckFailed, SdbenchError, UsageError
-from sdbench.results import strict_json, write_atomic
+from sdbench.errors import CheckFailed, SdbenchError, UsageError, cannot_read
+from sdbench.results import first_fault, strict_json, write_atomic
 
 NORMALISATION: Literal["nfkc-casefold-whitespace"] = "nfkc-casefold-whitespace"
 """Name of what ``normalise_question`` does, recorded in the manifest."""
@@ -299,7 +299,7 @@ def read_manifest(path: Path | str) -> Manifest:
     try:
         return Manifest.model_validate_json(_read(Path(path)))
     except ValidationError as error:
-        raise SdbenchError(f"{path} is no sdbench.split/1 manifest ({_first_fault(error)}); make one with 'sdbench split'") from error
+        raise SdbenchError(f"{path} is no sdbench.split/1 manifest ({first_fault(error)}); make one with 'sdbench split'") from error
 
 
 def refuse_test_name(path: Path) -> None:
@@ -336,7 +336,7 @@ def _parse(line: bytes, where: str, answers: bool) -> _Record:
         content = json.loads(line.decode("utf-8-sig"), parse_float=str)
         record = (_AnsweredRecord if answers else _Record).model_validate(content)
     except ValidationError as error:
-        raise SdbenchError(f"{where}: {_first_fault(error)}; {form}") from error
+        raise SdbenchError(f"{where}: {first_fault(error)}; {form}") from error
     except ValueError as error:
         raise SdbenchError(f"{where}: not JSON in UTF-8 ({error}); {form}") from error
     for name in ("question", "answer"):
@@ -344,12 +344,6 @@ def _parse(line: bytes, where: str, answers: bool) -> _Record:
         if text is not None and not text.strip():
             raise SdbenchError(f"{where}: {name} is empty; {form}")
     return record
-
-
-def _first_fault(error: ValidationError) -> str:
-    fault = error.errors()[0]
-    where = ".".join(str(part) for part in fault["loc"])
-    return f"{where}: {fault['msg']}" if where else fault["msg"]
 
 
 def _held_out(size: int | float, distinct: int) -> int:
@@ -389,7 +383,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise SdbenchError(f"cannot read {path}: {error.strerror}") from error
+        raise cannot_read(path, error) from error
 
 
 def _write(path: Path, text: str) -> None:

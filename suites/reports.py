@@ -38,24 +38,20 @@ def render(run: SavedRun) -> Report:
 
 def header(run: SavedRun) -> list[str]:
     """What ran where and how it ended, in one line; more lines where it did not end well, or not in one go."""
-    record, environment, git = run.record, run.now("environment"), run.now("git")
-    arguments = record.arguments
+    record, arguments = run.record, run.record.arguments
     pattern = arguments.get("pattern", [])
     asked = [
         str(arguments.get("model") or arguments.get("shapes")),
         *([pattern] if isinstance(pattern, str) else pattern),
         str(arguments.get("dtype")),
     ]
-    commit = f"commit {git['commit'][:7]}{' with changes' if git['dirty'] else ''}" if git else "no git commit recorded"
-    count = len(record.audit)
+    count, origins = len(record.audit), run.origins()
+    where = "several machines or versions" if origins else run.where(run.last_measured)
     lines = [
-        f"{run.path}: sdbench {record.command} of {', '.join(asked)} on {run.place}, torch {environment.get('torch')}, "
-        f"Triton {environment.get('triton')}, {commit}, {record.outcome} in {count} attempt{'s' if count > 1 else ''}"
+        f"{run.path}: sdbench {record.command} of {', '.join(asked)} on {where}, "
+        f"{record.outcome} in {count} attempt{'s' if count > 1 else ''}"
     ]
     if record.outcome != "complete":
         reason = record.outcome_reason or "it is going on, or was killed"
         lines.append(f"NOT A COMPLETE RUN ({reason}): what follows, sums included, is over what is there")
-    for attempt in record.audit:
-        if attempt.changed:
-            lines.append(f"attempt {attempt.attempt} ran with another {', '.join(attempt.changed)} than the first")
-    return lines
+    return lines + origins

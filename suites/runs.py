@@ -1,15 +1,19 @@
 """A run directory read back, and a run in the form in which commands show it. Nothing here needs torch."""
 
 import html
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from sdbench.errors import SdbenchError, UsageError
-from sdbench.results import RUN_SCHEMA, RunRecord, csv_text, read_jsonl, rows_to_frame, strict_json
+from sdbench.records import RUN_SCHEMA, RunRecord, differences, flatten
+from sdbench.results import RunDirectory, csv_text, first_fault, read_jsonl, rows_to_frame, strict_json
+from sdbench.suites.saved import FAULTS, KEYS
 from sdbench.tables import Column, to_markdown
 
 Row = dict[str, Any]
@@ -17,8 +21,8 @@ Row = dict[str, Any]
 RUN_FILES = ("run.json", "rows.jsonl", "samples.jsonl")
 """What a run directory is made of: the run itself, and nothing that can be written again from it."""
 
-SPREADS = ("us", "speedup", "decode_rate_spread")
-"""Fields that may hold several figures."""
+TEXTS = ("config", "outcomes", "layers", "products")
+"""Fields of a CSV file that stay one text each, since their own fields are other ones in every row; figures get columns of their own."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +50,58 @@ class SavedRun:
         """
         return last_of([row for row in self.rows if row.get("record") == kind], *key)
 
+    @cached_property
+    def _held(self) -> list[Row]:
+        """Rows and samples that no later one replaces."""
+        rows = [row for kind, key in KEYS.items() for row in self.latest(kind, *key)]
+        return rows + last_of(self.samples, "arm", "example")
+
+    @property
+    def last_measured(self) -> int:
+        """The last attempt that measured anything that holds."""
+        return max(map(_attempt, self._held), default=1)
+
     def now(self, name: str) -> Any:
-        """``environment``, ``versions`` or ``git`` as the last attempt found it."""
-        audit = self.record.audit
-        return audit[-1].changed.get(name, getattr(self.record, name)) if audit else getattr(self.record, name)
+        """``environment``, ``versions`` or ``git`` as the last attempt that measured anything found it."""
+        return self.record.found(self.last_measured)[name]
 
     @property
     def place(self) -> str:
-        """Where it ran: the GPU's name, or "CPU"."""
-        gpu = self.now("environment").get("gpu")
+        """Where that was: the GPU's name, or "CPU"."""
+        return self._place(self.now("environment"))
+
+    def where(self, attempt: int) -> str:
+        """Machine and code of an attempt, for one line."""
+        environment, git = self.record.found(attempt)["environment"], self.record.found(attempt)["git"]
+        commit = f"commit {git['commit'][:7]}{' with changes' if git['dirty'] else ''}" if git else "no git commit recorded"
+        return f"{self._place(environment)}, torch {environment.get('torch')}, Triton {environment.get('triton')}, {commit}"
+
+    def _place(self, environment: Mapping[str, Any]) -> str:
+        gpu = environment.get("gpu")
         return "CPU" if gpu is None or self.record.arguments.get("device") == "cpu" else str(gpu["name"])
+
+    def origins(self) -> list[str]:
+        """Which attempt measured what, a line each; none where all of it comes from one machine and one code."""
+        counts = sorted(Counter(map(_attempt, self._held)).items())
+        differing = differences([self.record.facts(number) for number, _ in counts])
+        if not differing:
+            return []
+        names = dict.fromkeys(name.partition(".")[0] for name in differing)
+        lines = [f"ROWS OF {len(counts)} ATTEMPTS that differ in {', '.join(names)}: speed-ups and sums across them compare these too"]
+        lines += [
+            f"attempt {number} measured {count} of the rows and samples ({self._labels(number)}) on {self.where(number)}"
+            for number, count in counts
+        ]
+        return lines
+
+    def _labels(self, attempt: int) -> str:
+        named = (str(line.get("layer") or line.get("arm") or "chains") for line in self._held if _attempt(line) == attempt)
+        return ", ".join(dict.fromkeys(named))
+
+
+def origins(directory: RunDirectory | None) -> list[str]:
+    """:meth:`SavedRun.origins` of a run that is going on; none without a directory."""
+    return SavedRun(directory.path, directory.record, directory.rows, directory.samples).origins() if directory else []
 
 
 def last_of(records: Sequence[Row], *key: str) -> list[Row]:
@@ -63,13 +109,22 @@ def last_of(records: Sequence[Row], *key: str) -> list[Row]:
     return list({strict_json([record.get(name) for name in key]): record for record in records}.values())
 
 
+def _attempt(line: Row) -> int:
+    attempt = line.get("attempt")
+    return attempt if isinstance(attempt, int) else 1
+
+
 def measured(row: Row) -> Row:
     """A row without what the run directory added to it."""
     return {name: value for name, value in row.items() if name not in ("record", "attempt")}
 
 
-def read_run(path: Path) -> SavedRun:
+def read_run(path: Path, checked: bool = True) -> SavedRun:
     """Reads a run directory, finished or not; a torn last line is dropped with a warning.
+
+    Args:
+        path: The folder.
+        checked: Refuse a line that lacks what reports and resumed runs read; else it is left to the caller.
 
     Raises:
         UsageError: The path is none.
@@ -84,11 +139,12 @@ def read_run(path: Path) -> SavedRun:
     try:
         record = RunRecord.model_validate_json(content)
     except ValidationError as error:
-        problem = error.errors()[0]["msg"]
-        raise SdbenchError(f"{path / 'run.json'} is no {RUN_SCHEMA} record ({problem}); restore it or run again") from error
+        raise SdbenchError(f"{path / 'run.json'} is no {RUN_SCHEMA} record ({first_fault(error)}); restore it or run again") from error
     if record.outcome == "complete" and not (path / "rows.jsonl").exists():
         raise SdbenchError(f"{path / 'run.json'} says complete, but {path / 'rows.jsonl'} is missing; restore it or run again")
-    rows, samples = (read_jsonl(file) if file.exists() else [] for file in (path / "rows.jsonl", path / "samples.jsonl"))
+    rows, samples = (
+        read_jsonl(path / name, fault if checked else None) if (path / name).exists() else [] for name, fault in FAULTS.items()
+    )
     return SavedRun(path, record, rows, samples)
 
 
@@ -146,15 +202,19 @@ class Report:
         return "\n\n".join(parts) + "\n"
 
     def csv(self) -> str:
-        """The results as CSV, a line each; the figures of a spread, and each speed-up, have columns of their own."""
-        nested = [name for name in SPREADS if any(isinstance(record.get(name), dict) for record in self.records)]
+        """The results as CSV, a line each; what holds several figures has a column for each of them, ``us.p50``."""
+        nested = {name for record in self.records for name, value in record.items() if isinstance(value, Mapping)} - {*TEXTS}
         return csv_text(rows_to_frame([_flat(record, nested) for record in self.records]))
 
 
-def _flat(record: Row, nested: Sequence[str]) -> Row:
-    flat = {name: value for name, value in record.items() if name not in nested}
-    for name in nested:
-        flat |= {f"{name}.{part}": figure for part, figure in (record.get(name) or {}).items()}
+def _flat(record: Row, nested: set[str]) -> Row:
+    # A null where other records hold several figures has no column of its own.
+    flat: Row = {}
+    for name, value in record.items():
+        if name not in nested:
+            flat[name] = value
+        elif value is not None:
+            flat |= flatten({name: value})
     return flat
 
 

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sdbench.errors import SdbenchError
+from sdbench.errors import SdbenchError, cannot_read
+from sdbench.results import first_fault
 
 
 class Strict(BaseModel):
@@ -32,15 +33,8 @@ def read_yaml(path: Path, form: type[Form]) -> Form:
         content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         return form.model_validate(content)
     except OSError as error:
-        raise SdbenchError(f"cannot read {path}: {error.strerror}") from error
+        raise cannot_read(path, error) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise SdbenchError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        raise SdbenchError(f"{path}: {fault(error)}") from error
-
-
-def fault(error: ValidationError) -> str:
-    """The first fault of some: where, and what."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
+        raise SdbenchError(f"{path}: {first_fault(error)}") from error

@@ -326,17 +326,6 @@ def test_a_corrected_command_may_take_a_directory_where_nothing_was_measured(tmp
     assert [a["outcome"] for a in record["audit"]] == ["failed", "complete"]
 
 
-def test_another_machine_is_recorded_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with run(tmp_path):
-        pass
-    with RunDirectory.open(tmp_path, "e2e", {"pattern": "2:4"}, {"gpu": "H200"}):
-        pass
-    assert "another environment" in caplog.text
-    record = saved(tmp_path)
-    assert record["environment"] == {"gpu": None}
-    assert [a["changed"] for a in record["audit"]] == [{}, {"environment": {"gpu": "H200"}}]
-
-
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     with run(tmp_path), pytest.raises(SdbenchError, match="in use by another sdbench process"):
         run(tmp_path)

@@ -8,7 +8,7 @@ from sdbench.kernels.spmv.nibbles import byte_of, high_positions, low_positions,
 
 
 @triton.jit
-def _widen(pair, HIGH: tl.constexpr, BF16: tl.constexpr):
+def widen(pair, HIGH: tl.constexpr, BF16: tl.constexpr):
     """One 16-bit value of a 32-bit pair as float32; a bf16's bits are a float32's upper half."""
     if BF16:
         if HIGH:
@@ -30,10 +30,10 @@ def _add_four(even, odd, quad, x0, x1, x2, x3, BF16: tl.constexpr):
     """Adds four packed values (one int64) times four elements of x."""
     low = quad.to(tl.int32)
     high = (quad >> 32).to(tl.int32)
-    even += _widen(low, False, BF16) * x0
-    odd += _widen(low, True, BF16) * x1
-    even += _widen(high, False, BF16) * x2
-    odd += _widen(high, True, BF16) * x3
+    even += widen(low, False, BF16) * x0
+    odd += widen(low, True, BF16) * x1
+    even += widen(high, False, BF16) * x2
+    odd += widen(high, True, BF16) * x3
     return even, odd
 
 

@@ -41,7 +41,7 @@ def _load(pointer, live, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _load_word(mask_ptr, value_ptr, live, STRIDE: tl.constexpr, CHUNKS: tl.constexpr, MASKED: tl.constexpr):
+def load_word(mask_ptr, value_ptr, live, STRIDE: tl.constexpr, CHUNKS: tl.constexpr, MASKED: tl.constexpr):
     """The mask word of each lane and its one to three chunks; chunks past CHUNKS repeat the last one and are never used."""
     mask = _load(mask_ptr, live, MASKED)
     a = _load(value_ptr, live[:, None], MASKED)
@@ -85,12 +85,12 @@ def lane_row_kernel(
     if PDL == 1:
         gdc_launch_dependents()
     live = (word < end) & (row < OUT)
-    mask, a, b, c = _load_word(mask_ptr, value_ptr, live, STRIDE, CHUNKS, GUARD or (TAIL and STEPS == 1))
+    mask, a, b, c = load_word(mask_ptr, value_ptr, live, STRIDE, CHUNKS, GUARD or (TAIL and STEPS == 1))
     if DEPTH == 2:
         mask_ptr += BLOCK_WORDS * OUT
         value_ptr += BLOCK_WORDS * CHUNKS * STRIDE
         soon = (word + BLOCK_WORDS < end) & (row < OUT)
-        mask1, a1, b1, c1 = _load_word(mask_ptr, value_ptr, soon, STRIDE, CHUNKS, GUARD or (TAIL and STEPS == 2))
+        mask1, a1, b1, c1 = load_word(mask_ptr, value_ptr, soon, STRIDE, CHUNKS, GUARD or (TAIL and STEPS == 2))
     if PDL:
         # x is the previous kernel's output, and what that one reads may be what this one writes; weights are neither.
         gdc_wait()
@@ -99,7 +99,7 @@ def lane_row_kernel(
         mask_ptr += BLOCK_WORDS * OUT
         value_ptr += BLOCK_WORDS * CHUNKS * STRIDE
         later = (word + DEPTH * BLOCK_WORDS < end) & (row < OUT)
-        next_mask, next_a, next_b, next_c = _load_word(mask_ptr, value_ptr, later, STRIDE, CHUNKS, GUARD or TAIL)
+        next_mask, next_a, next_b, next_c = load_word(mask_ptr, value_ptr, later, STRIDE, CHUNKS, GUARD or TAIL)
         limit = tl.where((word < end) & (row < OUT), IN - word * 32, 0).to(tl.uint32)
         even, odd = add_word(even, odd, mask, a, b, c, x_ptr, limit, CHUNKS, NIBBLE, BF16, NVIDIA, GUARD, ALIGNED)
         x_ptr += BLOCK_WORDS * 32

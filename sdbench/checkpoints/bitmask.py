@@ -15,8 +15,9 @@ from torch import Tensor
 
 from sdbench.checkpoints.files import CheckpointFiles
 from sdbench.checkpoints.layout import layer_tensors
+from sdbench.checkpoints.stored import to_stored
 from sdbench.errors import CheckFailed, SdbenchError
-from sdbench.packing import StoredWeight, require_exact
+from sdbench.packing import require_exact
 from sdbench.pattern import Pattern
 
 SPARSE_24 = "sparse-24-bitmask"
@@ -76,7 +77,7 @@ def read(files: CheckpointFiles) -> tuple[Pattern, list[str], dict[str, Tensor]]
             continue
         stored = to_stored(weight, fill_up(keep, pattern))
         layers.append(name)
-        state |= layer_tensors(name, stored, pattern, "packed")
+        state |= layer_tensors(name, stored, "packed")
     parts = (".compressed", ".bitmask", ".shape", ".row_offsets")
     state |= {name: files.tensor(name) for name in files.tensors if not name.endswith(parts)}
     if not layers:
@@ -123,12 +124,6 @@ def fill_up(keep: Tensor, pattern: Pattern) -> Tensor:
     groups = keep.view(len(keep), -1, pattern.group)
     order = groups.to(torch.uint8).sort(dim=-1, descending=True, stable=True).indices
     return torch.zeros_like(groups).scatter_(-1, order[..., : pattern.keep], True).view(keep.shape)
-
-
-def to_stored(weight: Tensor, keep: Tensor) -> StoredWeight:
-    """The storage form of a dense weight [out, in] under a mask with equally many columns in every row."""
-    mask = torch.from_numpy(np.packbits(keep.numpy(), axis=-1, bitorder="little"))
-    return StoredWeight(weight[keep].view(len(weight), -1), mask, torch.tensor([[n] for n in weight.shape]))
 
 
 def _entry(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sdbench.errors import CheckFailed, SdbenchError
+from sdbench.errors import CheckFailed, UsageError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -37,12 +37,12 @@ class CheckpointFiles:
         """Reads the config and the headers of the weight files.
 
         Raises:
-            SdbenchError: Not a checkpoint folder.
+            UsageError: Not a checkpoint folder.
             CheckFailed: A weight file is missing or cut short, or lacks a tensor that the index promises.
         """
         config = _json(folder / "config.json")
         if not (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
-            raise SdbenchError(f"{folder} has no {WEIGHTS} and no {INDEX}, so it is no checkpoint in safetensors")
+            raise UsageError(f"{folder} has no {WEIGHTS} and no {INDEX}, so it is no checkpoint in safetensors")
         promised = _json(folder / INDEX)["weight_map"] if (folder / INDEX).is_file() else {}
         tensors: dict[str, Path] = {}
         shapes: dict[str, tuple[int, ...]] = {}
@@ -83,7 +83,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:
-        raise SdbenchError(f"{path.parent} is no checkpoint folder: cannot read {path.name} ({error.strerror})") from error
+        raise UsageError(f"{path.parent} is no checkpoint folder: cannot read {path.name} ({error.strerror})") from error
     except ValueError as error:
         raise CheckFailed(f"{path} is no JSON ({error}); copy or download it again") from error
     if not isinstance(found, dict):

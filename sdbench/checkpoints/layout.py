@@ -11,8 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from sdbench.checkpoints.stored import to_dense
 from sdbench.errors import SdbenchError, UsageError
-from sdbench.packing import PackedWeight, StoredWeight
+from sdbench.packing import StoredWeight
 from sdbench.pattern import Pattern
 
 QUANT_METHOD = "sdbench"
@@ -59,16 +60,15 @@ def stored_shapes(out_features: int, in_features: int, pattern: Pattern) -> dict
     }
 
 
-def layer_tensors(name: str, stored: StoredWeight, pattern: Pattern, kind: Format) -> dict[str, Tensor]:
+def layer_tensors(name: str, stored: StoredWeight, kind: Format) -> dict[str, Tensor]:
     """A pruned layer's tensors by their names in the checkpoint.
 
     Args:
         name: The linear's dotted name.
         stored: Its weight.
-        pattern: N:M.
         kind: ``"packed"``, or ``"dense"`` for the one matrix with zeros.
     """
     if kind == "dense":
-        return {f"{name}.{GUARD}": PackedWeight.from_stored(stored, pattern, layer=name).unpack()}
+        return {f"{name}.{GUARD}": to_dense(stored, name)}
     parts = {f"{name}.{part}": getattr(stored, part) for part in PARTS}
     return parts | {f"{name}.{GUARD}": torch.empty(0, dtype=stored.compressed.dtype)}

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdbench.checkpoints.layout import GUARD, stored_shapes
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.engine.phase import current_phase, phase
+from sdbench.kernels.spmm import spmm
 from sdbench.kernels.spmv import bind
 from sdbench.packing import PackedWeight, StoredWeight, pack
 from sdbench.pattern import Pattern
@@ -46,13 +46,13 @@ class StoredLinear(nn.Module):
         """
         stored = StoredWeight(self.compressed.detach(), self.bitmask, self.shape)
         weight = PackedWeight.from_stored(stored, self.pattern, self.compressed.device, name)
-        return CheckpointLinear(weight, weight.unpack(), self.bias)
+        return CheckpointLinear(weight, None, self.bias)
 
 
 class CheckpointLinear(PackedLinear):
-    """A PackedLinear that runs outside of sdbench's decode loop too, as in ``generate``: one row through the SpMV, more as a dense product.
+    """A PackedLinear that runs outside of sdbench's decode loop too, as in ``generate``: one row through the SpMV, more through the SpMM.
 
-    Inside a phase the phase decides, as for every PackedLinear. ``torch.compile`` sees the SpMV as one operator, whose launches ``calls``
+    Inside a phase the phase decides, as for every PackedLinear. ``torch.compile`` sees either as one operator, whose launches ``calls``
     does not count.
     """
 
@@ -60,11 +60,14 @@ class CheckpointLinear(PackedLinear):
         """Multiplies ``[..., in]`` into ``[..., out]``, in x's dtype."""
         one = x.numel() == self.in_features
         if torch.compiler.is_compiling():
-            if not one:
-                return F.linear(x, self.prefill_weight, self.bias)
             packed = self.packed
             numbers = [*packed.shape, packed.pattern.keep, packed.pattern.group]
-            y = _compiled_spmv(x.reshape(-1), packed.mask_words, packed.values, numbers, self.variant).view(*x.shape[:-1], -1)
+            rows = x.reshape(-1, self.in_features)
+            if one:
+                y = _compiled_spmv(rows[0], packed.mask_words, packed.values, numbers, self.variant)
+            else:
+                y = _compiled_spmm(rows, packed.mask_words, packed.values, numbers)
+            y = y.view(*x.shape[:-1], self.out_features)
             return y if self.bias is None else y + self.bias
         if current_phase() is not None:
             return super().forward(x)
@@ -74,18 +77,31 @@ class CheckpointLinear(PackedLinear):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What ``model.to`` does to each module; packed anew, since the layout depends on the dtype."""
         super()._apply(fn, recurse)
-        self.prefill_weight = fn(self.prefill_weight)
-        self.packed = pack(self.prefill_weight, fn(self.packed.keep()), self.packed.pattern)
+        self.packed = pack(fn(self.packed.unpack()), fn(self.packed.keep()), self.packed.pattern)
         self.spmv = bind(self.packed, self.variant)
         return self
 
 
+def _weight(mask_words: Tensor, values: Tensor, numbers: list[int]) -> PackedWeight:
+    out_features, in_features, keep, group = numbers
+    return PackedWeight(Pattern(keep, group), out_features, in_features, mask_words, values)
+
+
 @torch.library.custom_op("sdbench::spmv", mutates_args=())
 def _compiled_spmv(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int], variant: str) -> Tensor:
-    out_features, in_features, keep, group = numbers
-    return bind(PackedWeight(Pattern(keep, group), out_features, in_features, mask_words, values), variant)(x)
+    return bind(_weight(mask_words, values, numbers), variant)(x)
 
 
 @_compiled_spmv.register_fake
 def _(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int], variant: str) -> Tensor:
     return x.new_empty(numbers[0])
+
+
+@torch.library.custom_op("sdbench::spmm", mutates_args=())
+def _compiled_spmm(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int]) -> Tensor:
+    return spmm(_weight(mask_words, values, numbers), x)
+
+
+@_compiled_spmm.register_fake
+def _(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int]) -> Tensor:
+    return x.new_empty(x.shape[0], numbers[0])

@@ -10,7 +10,7 @@ from sdbench.checkpoints import bitmask
 from sdbench.checkpoints.files import CheckpointFiles
 from sdbench.checkpoints.layout import QUANT_METHOD, quantization_config
 from sdbench.devices import resolve_device
-from sdbench.errors import CheckFailed, SdbenchError
+from sdbench.errors import CheckFailed, UsageError
 from sdbench.models import locate_model, resolve_model
 
 
@@ -28,7 +28,7 @@ def load(path: str | Path, *, revision: str | None = None, device: str | torch.d
         loaded = _load_bitmask(files, options)
     else:
         what = f"quantised by {method}" if method else "dense"
-        raise SdbenchError(f"{folder} is {what}, not a packed checkpoint; 'sdbench prune' makes one, and transformers loads dense ones")
+        raise UsageError(f"{folder} is {what}, not a packed checkpoint; 'sdbench prune' makes one, and transformers loads dense ones")
     model, info = loaded
     if missing := sorted(info["missing_keys"]):
         raise CheckFailed(f"{folder}: tensor {missing[0]} is missing ({len(missing)} such tensors)")

@@ -15,7 +15,7 @@ from sdbench.checkpoints import bitmask
 from sdbench.checkpoints.files import CheckpointFiles
 from sdbench.checkpoints.layout import GUARD, PARTS, PROVENANCE_FILE, QUANT_METHOD, read_quantization_config, stored_shapes
 from sdbench.checkpoints.provenance import Provenance, file_sha256, read_provenance, tensor_sha256
-from sdbench.errors import CheckFailed, SdbenchError, UsageError
+from sdbench.errors import CheckFailed, UsageError
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 
@@ -85,8 +85,7 @@ def verify(files: CheckpointFiles, pattern: Pattern | None, progress: Progress) 
         progress: Where to report.
 
     Raises:
-        UsageError: No pattern is given and none is named.
-        SdbenchError: A format that can't be checked.
+        UsageError: No pattern is given and none is named, or a format that can't be checked.
         CheckFailed: ``sdbench.json`` is damaged.
     """
     entry = files.config.get("quantization_config") or {}
@@ -98,7 +97,7 @@ def verify(files: CheckpointFiles, pattern: Pattern | None, progress: Progress) 
     elif old := bitmask.format_of(files.config):
         kind, named = old, bitmask.pattern_of(files.config)
     elif entry:
-        raise SdbenchError(f"{files.folder} is quantised by {entry.get('quant_method')}: no format whose masks sdbench can check")
+        raise UsageError(f"{files.folder} is quantised by {entry.get('quant_method')}: no format whose masks sdbench can check")
     elif provenance:
         kind, named, layers = DENSE, Pattern.parse(provenance.pattern), list(provenance.layers)
     elif pattern:

@@ -19,7 +19,8 @@ from sdbench.packing import StoredWeight
 from sdbench.pattern import Pattern
 from sdbench.results import strict_json, write_atomic
 
-SHARD_BYTES = 5_000_000_000
+SHARD_BYTES = 2_000_000_000
+"""Largest weight file by default: as much, and once more while it is saved, is in main memory."""
 SLACK_BYTES = 64 << 20
 """Room for the tokenizer and the JSON files."""
 
@@ -124,7 +125,7 @@ def write_checkpoint(
     def entries() -> Iterator[dict[str, Tensor]]:
         for name, tensor in state.items():
             layer = name.removesuffix(f".{GUARD}")
-            yield layer_tensors(layer, load(layer), pattern, kind) if layer in origin.layers else {name: tensor.cpu().contiguous()}
+            yield layer_tensors(layer, load(layer), kind) if layer in origin.layers else {name: tensor.cpu().contiguous()}
             on_tensor()
 
     with draft_of(output) as draft:

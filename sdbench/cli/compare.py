@@ -44,9 +44,9 @@ def command(base: Path, new: Path, fail_over: float, as_json: bool) -> None:
     """Compare run NEW with run BASE: what is wrong now, what got worse, what got slower.
 
     Both are run directories of the same command: e2e, kernels, tune or decode. Rows are matched by what they measured; a row of one run
-    alone is listed. Slower means by more than --fail-over and beyond the spread (p20 to p80) of both runs. Answers and EOS got worse only
-    where an exact McNemar test over the examples that both judged says so (p < 0.05). Exit code 4 for a regression, 5 without a row in
-    common.
+    alone is listed. Slower means by more than --fail-over and beyond the spread (p20 to p80) of both runs; less is called noise. Answers
+    and EOS got worse only where an exact McNemar test over the examples that both judged says so (p < 0.05), fidelity where the 95%
+    interval of the ratio of KLs does. Exit code 4 for a regression, 5 without a row in common.
 
     \b
     sdbench compare before after
@@ -59,7 +59,7 @@ def command(base: Path, new: Path, fail_over: float, as_json: bool) -> None:
     from sdbench.suites.runs import read_run
     from sdbench.tables import render_table
 
-    found = compare(read_run(base), read_run(new), fail_over)
+    found = compare(read_run(base, checked=False), read_run(new, checked=False), fail_over)
     if as_json:
         sys.stdout.write(strict_json(found.document(), indent=2) + "\n")
     else:
@@ -70,6 +70,6 @@ def command(base: Path, new: Path, fail_over: float, as_json: bool) -> None:
             print(line)
     worst = found.regressions
     if worst:
-        named = "; ".join(f"{one.label} ({one.figure}) {one.verdict}" for one in worst[:NAMED])
+        named = "; ".join(f"{one.label} ({one.figure}) {'not measured any more' if one.lost else one.verdict}" for one in worst[:NAMED])
         more = f"; {len(worst) - NAMED} more" if len(worst) > NAMED else ""
         raise SdbenchError(f"{len(worst)} regression{'s' if len(worst) > 1 else ''}: {named}{more}", ExitCode.SLOWER)

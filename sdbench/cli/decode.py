@@ -1,12 +1,12 @@
 """``sdbench decode``: how fast a model decodes at batch 1, dense and pruned, and where the time goes."""
 
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import rich_click as click
 
 from sdbench.cli.options import device_option, json_option, model_dtype_option, model_option, output_option, run_directory
-from sdbench.cli.printing import print_report
+from sdbench.cli.printing import print_result
 
 
 @click.command("decode")
@@ -59,14 +59,15 @@ def command(
     sdbench decode --context 128 --context 2048 --context 8192 --profile
     sdbench decode --model demo --tokens 32 --no-baselines
     """
-    from sdbench.devices import resolve_device, resolve_dtype
+    from sdbench.devices import require_gpu, resolve_device, resolve_dtype
     from sdbench.environment import describe
     from sdbench.models import resolve_model
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
-    from sdbench.results import strict_json, write_atomic
+    from sdbench.results import write_atomic
     from sdbench.suites.decode.report import report
-    from sdbench.suites.decode.suite import DecodeOptions, run
+    from sdbench.suites.decode.suite import DecodeOptions, require_some, run
+    from sdbench.suites.runs import origins
 
     target = resolve_device(device)
     options = DecodeOptions(
@@ -84,14 +85,14 @@ def command(
         ignore=ignore,
         seed=seed,
     )
+    if profiled:
+        require_gpu(target, device, "--profile counts a GPU's kernels; leave it out")
     environment = describe(target if target.type == "cuda" else None)
     with run_directory(output, "decode", options.arguments(), environment) as directory, Progress() as progress:
         progress.note(f"model: {options.spec.name} ({options.spec.reason})")
         rows = run(options, directory, progress)
-        found = report(rows, options.arguments(), environment)
+        found = replace(report(rows, options.arguments(), environment), header=origins(directory))
         if output:
             write_atomic(output / "report.md", found.markdown())
-    if as_json:
-        sys.stdout.write(strict_json(found.document, indent=2) + "\n")
-    else:
-        print_report(found)
+    print_result(found, as_json)
+    require_some(rows)

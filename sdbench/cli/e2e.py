@@ -1,6 +1,7 @@
 """``sdbench e2e``: the whole answer in one table."""
 
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from sdbench.cli.options import (
     MAX_TOKENS,
     device_option,
     json_option,
+    min_speedup_option,
     model_dtype_option,
     model_option,
     output_option,
@@ -95,7 +97,7 @@ FILE = click.Path(path_type=Path)
 @click.option("--lm-eval", multiple=True, help="Also judge every arm on this task of lm-evaluation-harness (extra 'lm-eval'); repeatable.")
 @click.option("--lm-eval-path", type=FILE, help="Folder of the harness's task files of your own.")
 @click.option("--lm-eval-limit", type=int, help="Examples a task of the harness at most.  [default: all]")
-@click.option("--min-speedup", type=float, help="Exit with 4 when a pruned arm is not this many times as fast as dense.")
+@min_speedup_option("Exit with 4 when a pruned arm is not this many times as fast as dense.")
 @output_option
 @json_option
 def command(
@@ -158,6 +160,7 @@ def command(
     from sdbench.suites.e2e.report import report, wrong_calls
     from sdbench.suites.e2e.suite import run
     from sdbench.suites.plots import check_plot, save_plot
+    from sdbench.suites.runs import origins
     from sdbench.suites.tasks.endpoint import Judge
 
     target = resolve_device(device)
@@ -213,6 +216,7 @@ def command(
         if directory:
             directory.add_row({"record": "model", "model": spec.name, "reason": spec.reason})
         found = report(options.arguments(), environment, outcome.arms, outcome.calibration, str(output), spec.reason, outcome.layers)
+        found = replace(found, header=origins(directory))
         write_atomic(output / "report.md", found.markdown())
         if plot:
             save_plot(plot, draw(outcome.layers, f"{spec.name}, {options.pattern}, {options.method}"))

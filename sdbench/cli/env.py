@@ -1,8 +1,5 @@
 """``sdbench env``: what machine and software this is."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 import rich_click as click
 
 
@@ -11,6 +8,7 @@ import rich_click as click
 def command(as_json: bool) -> None:
     """Show what machine and software this is, as it stands in result files."""
     from sdbench.environment import describe
+    from sdbench.records import flatten
     from sdbench.results import strict_json
     from sdbench.tables import Column, render_table
 
@@ -18,12 +16,7 @@ def command(as_json: bool) -> None:
     if as_json:
         click.echo(strict_json({"schema": "sdbench.env/1", **facts}, indent=2))
     else:
-        render_table([Column("what", key=True), Column("value")], list(_flat(facts)))
-
-
-def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in facts.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", "-" if value is None else str(value)
+        render_table(
+            [Column("what", key=True), Column("value")],
+            [(name, "-" if value is None else str(value)) for name, value in flatten(facts).items()],
+        )

@@ -1,19 +1,29 @@
 """``sdbench kernels``: check, search and time the SpMV variants."""
 
 import os
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import rich_click as click
 
-from sdbench.cli.options import device_option, json_option, output_option, products_options, run_directory, timeout_option
-from sdbench.cli.printing import print_report
+from sdbench.cli.options import (
+    SPMV_VARIANTS,
+    device_option,
+    json_option,
+    min_speedup_option,
+    output_option,
+    products_options,
+    run_directory,
+    timeout_option,
+    variants_option,
+)
+from sdbench.cli.printing import print_result
 
 
 @click.command("kernels")
 @products_options
-@click.option("--variant", "variants", multiple=True, help="SpMV variants to run, by name; all when left out.")
+@variants_option("SpMV variant to run", SPMV_VARIANTS)
 @click.option(
     "--effort",
     type=click.Choice(["none", "quick", "full"]),
@@ -25,17 +35,17 @@ from sdbench.cli.printing import print_report
 @click.option("--no-cache", is_flag=True, help="Neither use the tuned configs of earlier runs nor keep this one's.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and inputs.")
 @device_option
-@click.option(
-    "--min-speedup", type=float, help="Exit with 4 when the best variant's sum is not this many times as fast as the fastest dense."
-)
+@min_speedup_option("Exit with 4 when the best variant's sum is not this many times as fast as the fastest dense; on a GPU.")
 @click.option(
     "--chain",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Also time this many layers of the shapes in one CUDA graph, each product reading the one before.",
+    help="Also time this many layers of the shapes in one CUDA graph, each product reading the one before; on a GPU.",
 )
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw time over bytes read, with the measured roofline; .png, .svg or .pdf.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw time over bytes read, with the roofline (.png, .svg or .pdf); on a GPU."
+)
 @output_option
 @json_option
 def command(
@@ -70,21 +80,22 @@ def command(
     sdbench kernels --pattern 2:4 --chain 36
     sdbench kernels --pattern 2:4 --output run --plot run/roofline.png
     """
-    from sdbench.devices import resolve_device, resolve_dtype
+    from sdbench.devices import require_gpu, resolve_device, resolve_dtype
 
     target = resolve_device(device)
     if target.type == "cpu":
         # Triton decides at import whether its functions are interpreted.
         os.environ["TRITON_INTERPRET"] = "1"
     from sdbench.environment import describe
-    from sdbench.errors import ExitCode, SdbenchError, UsageError
+    from sdbench.errors import ExitCode, SdbenchError
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
-    from sdbench.results import strict_json, write_atomic
+    from sdbench.results import write_atomic
     from sdbench.suites.kernels.chain import require_chain, run_chains
     from sdbench.suites.kernels.report import NO_GPU, report, slowest_speedup
     from sdbench.suites.kernels.shapes import parse_shapes
     from sdbench.suites.kernels.suite import KernelRun, require_right, run
+    from sdbench.suites.runs import origins
 
     if plot:
         from sdbench.suites.kernels.plot import draw
@@ -93,35 +104,22 @@ def command(
         check_plot(plot)
     parsed = list(dict.fromkeys(Pattern.parse(text) for text in patterns))
     options = KernelRun(parsed, parse_shapes(shapes), resolve_dtype(dtype, target), target, variants, seed, effort, timeout, not no_cache)
-    if chain and target.type == "cpu":
-        raise UsageError("--chain times layers on a GPU, and there is no CUDA device: leave it out")
     if chain:
         require_chain(options.shapes)
-    arguments = {
-        "pattern": [str(p) for p in parsed],
-        "shapes": shapes,
-        "dtype": dtype,
-        "variant": list(variants),
-        "effort": effort,
-        "timeout": timeout,
-        "cache": not no_cache,
-        "seed": seed,
-        "chain": chain,
-        "device": target.type,
-    }
+    for name, given in (("--chain", chain), ("--plot", plot), ("--min-speedup", min_speedup is not None)):
+        if given:
+            require_gpu(target, device, f"{name} needs timings, and those take a GPU; leave it out")
+    arguments = options.arguments(shapes) | {"cache": not no_cache, "chain": chain}
     environment = describe(target if target.type == "cuda" else None)
     with run_directory(output, "kernels", arguments, environment) as directory, Progress() as progress:
         if target.type == "cpu":
             progress.note(NO_GPU)
         rows = run(options, directory, progress)
         chains = run_chains(rows, options, chain, directory, progress)
-        found = report(arguments, environment, rows, chains)
+        found = replace(report(arguments, environment, rows, chains), header=origins(directory))
         if output:
             write_atomic(output / "report.md", found.markdown())
-    if as_json:
-        sys.stdout.write(strict_json(found.document, indent=2) + "\n")
-    else:
-        print_report(found)
+    print_result(found, as_json)
     plotted = save_plot(plot, draw(rows, environment["gpu"]["name"] if environment["gpu"] else "no GPU")) if plot else True
     require_right(rows)
     if any(row["outcome"] == "incorrect" for row in chains):

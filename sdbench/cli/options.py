@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from sdbench.architectures import ARCHITECTURES
 from sdbench.errors import ExitCode, SdbenchError
 
 if TYPE_CHECKING:
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 OUTPUT_HELP = "Run directory for run.json, rows.jsonl and samples.jsonl; the same command with the same folder resumes."
 NOTHING_KEPT = "without --output nothing is kept"
+SPMV_VARIANTS = ("lane_row", "lane_row_nibble", "lsb_scan", "portable", "reference")
+TUNABLE_VARIANTS = ("lane_row", "lane_row_nibble", "lsb_scan", "portable", "gemv", "fp8", "int8")
+"""Names for the help pages, written out since the registry imports torch; a test compares them with it."""
+
 DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
 """Longest reply where none is asked for: of the demo model, whose replies are short, and of any other."""
 
@@ -41,11 +46,30 @@ def timeout_option(help: str) -> Callable[[Callable[..., Any]], Callable[..., An
     return click.option("--timeout", type=seconds, callback=_a_number, default=30, show_default=True, help=help)
 
 
-def _a_number(context: click.Context, parameter: click.Parameter, value: float) -> float:
+def min_speedup_option(help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--min-speedup``.
+
+    Args:
+        help: Its line of the help page.
+    """
+    return click.option("--min-speedup", type=float, callback=_a_number, help=help)
+
+
+def _a_number(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     # No comparison with a limit refuses NaN.
-    if math.isnan(value):
-        raise click.BadParameter("is no number of seconds")
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("is no number")
     return value
+
+
+def variants_option(help: str, known: tuple[str, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--variant``, which may be repeated.
+
+    Args:
+        help: What the variants are chosen for.
+        known: Their names.
+    """
+    return click.option("--variant", "variants", multiple=True, help=f"{help}: {', '.join(known)}; may be repeated; all when left out.")
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,7 +102,10 @@ def products_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True, help="Dtype of the weights."
         ),
         click.option(
-            "--shapes", default="qwen3-4b", show_default=True, help="A model's name, or a list such as 4096x2560,2560x9728 (OUTxIN)."
+            "--shapes",
+            default="qwen3-4b",
+            show_default=True,
+            help=f"A model's name ({', '.join(ARCHITECTURES)}), or a list such as 4096x2560,2560x9728 (OUTxIN).",
         ),
         click.option(
             "--pattern", "patterns", multiple=True, default=["2:4"], show_default=True, help="N:M, N kept of M; may be given several times."
@@ -104,9 +131,10 @@ def run_directory(
         SdbenchError: Ctrl-C, once the run directory has recorded it; says where the finished rows are.
     """
     from sdbench.results import RunDirectory
+    from sdbench.suites.saved import FAULTS
 
     try:
-        with RunDirectory.open(output, command, arguments, environment) if output else nullcontext() as directory:
+        with RunDirectory.open(output, command, arguments, environment, FAULTS) if output else nullcontext() as directory:
             yield directory
     except KeyboardInterrupt as error:
         kept = f"what is finished is in {output}, and the same command with --output {output} goes on" if output else NOTHING_KEPT

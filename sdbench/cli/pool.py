@@ -7,7 +7,7 @@ from typing import Literal
 import rich_click as click
 
 from sdbench.cli.options import json_option
-from sdbench.cli.printing import print_report
+from sdbench.cli.printing import print_result
 
 
 @click.command("pool")
@@ -28,15 +28,12 @@ def command(runs: tuple[Path, ...], form: Literal["text", "markdown", "csv"], as
     sdbench pool draw0 draw1
     sdbench pool draw* --format markdown
     """
-    from sdbench.results import strict_json
     from sdbench.suites.pool import pool, report
     from sdbench.suites.runs import read_run
 
     saved = [read_run(path) for path in runs]
     found = report(pool(saved), saved)
-    if as_json:
-        sys.stdout.write(strict_json(found.document, indent=2) + "\n")
-    elif form == "text":
-        print_report(found)
+    if as_json or form == "text":
+        print_result(found, as_json)
     else:
         sys.stdout.write(found.markdown() if form == "markdown" else found.csv())

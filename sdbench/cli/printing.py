@@ -1,11 +1,22 @@
 """Reports on a terminal, in a pipe or in a file."""
 
+import sys
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from sdbench.suites.runs import Report
 
 NOTHING = "nothing is measured yet"
+
+
+def print_result(report: "Report", as_json: bool) -> None:
+    """Prints what a command found: its JSON document and nothing else, or the report."""
+    from sdbench.results import strict_json
+
+    if as_json:
+        sys.stdout.write(strict_json(report.document, indent=2) + "\n")
+    else:
+        print_report(report)
 
 
 def print_report(report: "Report", file: TextIO | None = None) -> None:

@@ -10,12 +10,13 @@ import rich_click as click
 
 from sdbench.cli.calibration import METHODS, SOURCES, calibration_options
 from sdbench.cli.options import DEMO_MAX_TOKENS, MAX_TOKENS, device_option, json_option, model_dtype_option, model_option
+from sdbench.cli.pruned import prune_document, prune_lines, shard_lines
 
 FILE = click.Path(path_type=Path)
 
 
 @click.command("prune")
-@click.option("--output", type=FILE, required=True, help="Folder of the checkpoint; must not be there yet.")
+@click.option("--output", type=FILE, help="Folder of the checkpoint; must not be there yet.")
 @click.option("--calib", default="decode", show_default=True, help=f"Calibration source: {SOURCES}.")
 @model_option
 @click.option("--revision", help="Revision of a hub model.")
@@ -42,15 +43,30 @@ FILE = click.Path(path_type=Path)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every draw.")
 @model_dtype_option
 @device_option
+@click.option(
+    "--run-directory",
+    type=FILE,
+    help="Where replies and pruned layers are kept until the checkpoint is complete, and run.json and rows.jsonl (times of every stage, "
+    "peak memory) afterwards.  [default: a folder beside the output, gone afterwards]",
+)
+@click.option("--devices", help="Collect statistics on several devices at once, a process each, such as cuda:0,cuda:1.")
+@click.option("--shard", "share", help="Only collect statistics, of share I/N of the examples, into --statistics.")
+@click.option("--statistics", type=FILE, help="Folder that gets the --shard.")
+@click.option("--merge", "merge", type=FILE, help="Prune by the statistics of all the shards in this folder.")
 @json_option
 def command(
-    output: Path,
+    output: Path | None,
     calib: str,
     model: str | None,
     revision: str | None,
     pattern: str,
     kind: Literal["packed", "dense"],
     max_tokens: int | None,
+    run_directory: Path | None,
+    devices: str | None,
+    share: str | None,
+    statistics: Path | None,
+    merge: Path | None,
     device: str,
     dtype: str,
     as_json: bool,
@@ -58,8 +74,10 @@ def command(
 ) -> None:
     """Calibrate, prune and write a checkpoint that sdbench.load and transformers read.
 
-    Pruned layers are kept in a folder beside the output until the checkpoint is complete: the same command goes on where it was stopped.
-    What the checkpoint was made of and on, with hashes, is in its sdbench.json; 'sdbench verify' checks it.
+    Replies and pruned layers are kept in a folder beside the output until the checkpoint is complete: the same command goes on where it was
+    stopped. What the checkpoint was made of and on, with hashes, is in its sdbench.json; 'sdbench verify' checks it.
+
+    On several GPUs of one machine, --devices shares the examples out. On several machines, collect a --shard on each and --merge them.
 
     \b
     sdbench prune --output demo-2-4
@@ -67,20 +85,39 @@ def command(
     sdbench prune --model model.gguf --pattern 16:32 --format dense --output zeros
     sdbench prune --train data/train.jsonl \\
         --split-manifest data/manifest.json --output pruned
+    sdbench prune --model org/model --shard 1/2 --statistics shards
+    sdbench prune --model org/model --merge shards --output pruned
     """
+    from torch import OutOfMemoryError
+
+    from sdbench.calibrate.store import read_shards
     from sdbench.checkpoints.write import require_free
     from sdbench.devices import resolve_device, resolve_dtype
     from sdbench.environment import describe
-    from sdbench.errors import ExitCode, SdbenchError
+    from sdbench.errors import ExitCode, SdbenchError, UsageError
     from sdbench.models import resolve_model
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import RunDirectory, strict_json
+    from sdbench.suites.e2e.calibration import Shard
     from sdbench.suites.e2e.data import load_calibration
-    from sdbench.suites.prune import PruneOptions, run
+    from sdbench.suites.prune import PruneOptions, require_fitting, run
+    from sdbench.suites.shards import collect_on, collect_shard, require_shardable, shard_folder
 
-    require_free(output)
-    target = resolve_device(device)
+    shard = Shard.parse(share) if share is not None else None
+    if (shard is None) != (statistics is None):
+        raise UsageError("--shard and --statistics go together: which share, and the folder that gets it")
+    if sum(option is not None for option in (shard, merge, devices)) > 1:
+        raise UsageError("--shard, --merge and --devices exclude each other")
+    if shard is not None and (output is not None or run_directory is not None):
+        raise UsageError("--shard only collects statistics; leave out --output and --run-directory")
+    if shard is None and output is None:
+        raise UsageError("Missing option '--output'")
+    goal = shard_folder(statistics, shard) if shard and statistics else output
+    assert goal is not None
+    require_free(goal)
+    names = devices.split(",") if devices else []
+    target = resolve_device(names[0] if names and device == "auto" else device)
     spec = resolve_model(model, revision, target)
     if max_tokens is None:
         max_tokens = DEMO_MAX_TOKENS if spec.kind == "demo" else MAX_TOKENS
@@ -92,12 +129,20 @@ def command(
         calib=(calib,),
         format=kind,
         max_tokens=max_tokens,
+        shard=shard,
         **rest,  # type: ignore[arg-type]
     )
     examples = load_calibration(options)
-    arguments = options.arguments()
-    key = hashlib.sha256(strict_json(arguments).encode()).hexdigest()[:8]
-    work = output.with_name(f"{output.name}.work-{key}")
+    if shard or names:
+        require_shardable(options)
+    shards = read_shards(merge) if merge else []
+    if shards:
+        require_fitting(options, shards)
+    # A run goes on with the statistics and the shares that it began with.
+    merged = _digest([stored.record.files for stored in shards]) if shards else None
+    arguments = options.arguments() | {"merged_sha256": merged, "devices": len(names)}
+    key = _digest(arguments)[:8]
+    work = run_directory or goal.with_name(f"{goal.name}.work-{key}")
     try:
         with (
             RunDirectory.open(work, "prune", arguments, describe(target if target.type == "cuda" else None)) as directory,
@@ -106,31 +151,41 @@ def command(
             progress.note(f"model: {spec.name} ({spec.reason})")
             if directory.rows:
                 progress.note(f"going on with what is in {work}")
-            outcome = run(options, examples, output, directory, progress)
+            if shard and statistics:
+                found = collect_shard(options, examples, statistics, directory, progress)
+            else:
+                if names:
+                    shards = collect_on(names, options, examples, work / "statistics", progress)
+                outcome = run(options, examples, goal, directory, progress, shards)
+                document = prune_document(goal, outcome, shards)
+                directory.add_row({"record": "result", **document, "provenance": outcome.provenance.sha256})
     except KeyboardInterrupt as error:
         raise SdbenchError(f"interrupted; the same command goes on with what is in {work}", ExitCode.INTERRUPTED) from error
-    shutil.rmtree(work)
-    found = outcome.provenance
-    document = {
-        "schema": "sdbench.prune/1",
-        "output": str(output),
-        "dense_bytes": outcome.dense_bytes,
-        "bytes": outcome.bytes,
-        "resumed_layers": outcome.resumed,
-        "seconds": outcome.seconds,
-        "peak_bytes": outcome.peak.bytes,
-        "peak_bytes_reason": outcome.peak.reason,
-        "provenance": found,
-    }
+    except OutOfMemoryError as error:
+        what = " ".join(str(error).split())[:150]
+        advice = "use a smaller --batch-size for replies, fewer --calibration-tokens, or a larger GPU"
+        raise SdbenchError(f"out of GPU memory ({what}); {advice}; what is finished is in {work}") from error
+    tidy(work, keep=run_directory is not None)
+    if shard:
+        document = {"schema": "sdbench.shard/1", "output": str(goal), "statistics": found.record}
     if as_json:
         sys.stdout.write(strict_json(document, indent=2) + "\n")
         return
-    rows = found.calibration.rows
-    print(f"{output}: {spec.name} at {found.pattern}, {found.method}, {found.format}")
-    print(f"pruned layers: {len(found.layers)}" + (f", {outcome.resumed} of them by an earlier run" if outcome.resumed else ""))
-    if rows:
-        counts = f"{rows.min}" if rows.min == rows.max else f"{rows.min} to {rows.max}"
-        print(f"calibration: {found.calibration.source}, {len(found.calibration.examples)} examples, {counts} rows a layer")
-    print(f"bytes of weights: {outcome.bytes:,}, {outcome.bytes / outcome.dense_bytes:.3f} of the dense model's")
-    print("seconds: " + ", ".join(f"{step} {seconds:.1f}" for step, seconds in outcome.seconds.items()))
-    print(f"next: sdbench verify {output}")
+    for line in shard_lines(found) if shard else prune_lines(goal, outcome, shards):
+        print(line)
+
+
+def _digest(value: object) -> str:
+    from sdbench.results import strict_json
+
+    return hashlib.sha256(strict_json(value).encode()).hexdigest()
+
+
+def tidy(work: Path, *, keep: bool) -> None:
+    """Removes what was only needed until the result was complete; ``keep`` leaves the run's record."""
+    if not keep:
+        shutil.rmtree(work)
+        return
+    for file in (*work.glob("layer-*.safetensors"), *work.glob("layer-*.tmp")):
+        file.unlink()
+    shutil.rmtree(work / "statistics", ignore_errors=True)

@@ -1,12 +1,11 @@
 """``sdbench runs``: the run directories below a folder."""
 
-import sys
 from pathlib import Path
 
 import rich_click as click
 
 from sdbench.cli.options import json_option
-from sdbench.cli.printing import print_report
+from sdbench.cli.printing import print_result
 
 
 @click.command("runs")
@@ -22,11 +21,6 @@ def command(folder: Path, as_json: bool) -> None:
     sdbench runs results/local
     sdbench runs results --json
     """
-    from sdbench.results import strict_json
     from sdbench.suites.listing import find, report
 
-    found = report(folder, find(folder))
-    if as_json:
-        sys.stdout.write(strict_json(found.document, indent=2) + "\n")
-    else:
-        print_report(found)
+    print_result(report(folder, find(folder)), as_json)

@@ -1,20 +1,29 @@
 """``sdbench tune``: find the fastest right config of every kernel variant on this GPU."""
 
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import rich_click as click
 
-from sdbench.cli.options import device_option, json_option, output_option, products_options, run_directory, timeout_option
-from sdbench.cli.printing import print_report
+from sdbench.cli.options import (
+    TUNABLE_VARIANTS,
+    device_option,
+    json_option,
+    output_option,
+    products_options,
+    run_directory,
+    timeout_option,
+    variants_option,
+)
+from sdbench.cli.printing import print_result
 
 NO_GPU = "tuning times configs, which takes a CUDA GPU; 'sdbench kernels' checks the default configs without one"
 
 
 @click.command("tune")
 @products_options
-@click.option("--variant", "variants", multiple=True, help="Variants to tune, of any kernel, by name; all when left out.")
+@variants_option("Variant to tune, of every kernel that has it", TUNABLE_VARIANTS)
 @click.option(
     "--effort",
     type=click.Choice(["none", "quick", "full"]),
@@ -58,49 +67,38 @@ def command(
     sdbench tune --pattern 2:4 --output run
     sdbench tune --pattern 2:4 --export kernels/tuned/sm_90.json
     """
-    from sdbench.devices import resolve_device, resolve_dtype
-    from sdbench.errors import SdbenchError, UsageError
-
-    target = resolve_device(device)
-    if target.type == "cpu":
-        raise UsageError(f"--device cpu: {NO_GPU}") if device == "cpu" else SdbenchError(f"no CUDA device: {NO_GPU}")
-    if exported and effort == "none":
-        raise UsageError("--export with --effort none: nothing is searched, so there is nothing to write")
+    from sdbench.devices import require_gpu, resolve_device, resolve_dtype
     from sdbench.environment import describe
+    from sdbench.errors import UsageError
     from sdbench.kernels.launching import capability
     from sdbench.kernels.tuned import cache_folder, open_set
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
-    from sdbench.results import strict_json
+    from sdbench.results import write_atomic
     from sdbench.suites.kernels.report import tune_report
     from sdbench.suites.kernels.shapes import parse_shapes
     from sdbench.suites.kernels.suite import require_right
     from sdbench.suites.kernels.tune import TuneRun, export, run
+    from sdbench.suites.runs import origins
 
+    if exported and effort == "none":
+        raise UsageError("--export with --effort none: nothing is searched, so there is nothing to write")
+    target = resolve_device(device)
     parsed = list(dict.fromkeys(Pattern.parse(text) for text in patterns))
     options = TuneRun(parsed, parse_shapes(shapes), resolve_dtype(dtype, target), target, variants, seed, effort, timeout)
+    # What was typed is checked first: a typo is a typo on every machine.
+    require_gpu(target, device, NO_GPU)
     if exported:
         open_set(exported, capability(target))
-    arguments = {
-        "pattern": [str(p) for p in parsed],
-        "shapes": shapes,
-        "dtype": dtype,
-        "variant": list(variants),
-        "effort": effort,
-        "timeout": timeout,
-        "seed": seed,
-        "device": target.type,
-    }
     environment = describe(target)
-    with run_directory(output, "tune", arguments, environment) as directory, Progress() as progress:
+    with run_directory(output, "tune", options.arguments(shapes), environment) as directory, Progress() as progress:
         rows = run(options, directory, progress)
         if exported:
             progress.note(f"{export(exported, rows, options)} choices merged into {exported}")
         if effort != "none":
             progress.note(f"choices are kept in {cache_folder()}")
-    found = tune_report(environment, rows)
-    if as_json:
-        sys.stdout.write(strict_json(found.document, indent=2) + "\n")
-    else:
-        print_report(found)
+        found = replace(tune_report(environment, rows), header=origins(directory))
+        if output:
+            write_atomic(output / "report.md", found.markdown())
+    print_result(found, as_json)
     require_right(rows)

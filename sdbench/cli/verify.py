@@ -65,4 +65,5 @@ def command(path: Path, pattern: str | None, as_json: bool) -> None:
         for failure in found.failures:
             print(f"{failure.check}: {failure}")
     if found.failures:
-        raise CheckFailed(f"{path}: {len(found.failures)} failed checks, the first {found.failures[0]}")
+        count = len(found.failures)
+        raise CheckFailed(f"{path}: {count} failed check{'s, the first' if count > 1 else ':'} {found.failures[0]}")

@@ -17,7 +17,7 @@ from sdbench.errors import SdbenchError
 
 
 class GraphForward(EagerForward):
-    """Prefill eagerly, decode by graph replay; batch 1. Give it to :func:`sdbench.engine.greedy.greedy`.
+    """Prefill eagerly, decode by graph replay. Give it to :func:`sdbench.engine.greedy.greedy`, each time with ``batch`` prompts.
 
     The graph holds the modules that were in the model when it was made: make a new one after swapping linears.
 
@@ -25,13 +25,14 @@ class GraphForward(EagerForward):
         model: A transformers causal language model on a CUDA device, in eval mode.
         max_positions: Prompt and reply together must fit this many positions.
         capture: Capture a graph; False runs the same static-cache step without one (CPU tests of the logic).
+        batch: Prompts at once.
 
     Raises:
         SdbenchError: The model's cache keeps state outside the device (sliding windows), which a graph would freeze, or a step of it does
             what no graph may hold (reads something back, say).
     """
 
-    def __init__(self, model: Any, max_positions: int, capture: bool = True):
+    def __init__(self, model: Any, max_positions: int, capture: bool = True, batch: int = 1):
         super().__init__(model)
         self.max_positions = max_positions
         self._cache = StaticCache(config=model.config, max_cache_len=max_positions)
@@ -40,8 +41,10 @@ class GraphForward(EagerForward):
             raise SdbenchError(f"no CUDA graph for {type(model).__name__}: its cache has {', '.join(sorted(foreign))}")
         self.fixed[cache_keyword(model)] = self._cache
         self._packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
-        self._ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-        self._positions = torch.ones(1, 1, dtype=torch.long, device=model.device)
+        self._ids = torch.zeros(batch, 1, dtype=torch.long, device=model.device)
+        self._positions = torch.ones(batch, 1, dtype=torch.long, device=model.device)
+        # Prompts of one length have no padding either, but a graph must serve both.
+        self._mask = torch.ones(batch, max_positions, dtype=torch.bool, device=model.device) if batch > 1 else None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: Tensor | None = None
         self._calls: list[int] = []
@@ -58,10 +61,15 @@ class GraphForward(EagerForward):
         self._cache.reset()
 
     def __call__(self, input_ids: Tensor, positions: Tensor, full_mask: Tensor | None) -> Tensor:
-        """The last position's logits ``[1, vocab]``; after a decode step valid until the next one."""
+        """The last position's logits ``[batch, vocab]``; after a decode step valid until the next one."""
         running = current_phase()
         if running is None or running.name == "prefill":
-            return self.model(input_ids=input_ids, position_ids=positions, **self.fixed).logits[:, -1]
+            if self._mask is not None:
+                self._mask.fill_(True)
+                if full_mask is not None:
+                    self._mask[:, : full_mask.shape[1]] = full_mask.bool()
+            mask = None if full_mask is None else full_mask[:, : input_ids.shape[1]]
+            return self.model(input_ids=input_ids, position_ids=positions, attention_mask=mask, **self.fixed).logits[:, -1]
         self._ids.copy_(input_ids)
         self._positions.copy_(positions)
         if self._graph is None:
@@ -74,7 +82,7 @@ class GraphForward(EagerForward):
 
     def _step(self) -> Tensor:
         """Logits of one decode step from the static inputs."""
-        return self.model(input_ids=self._ids, position_ids=self._positions, **self.fixed).logits[:, -1]
+        return self.model(input_ids=self._ids, position_ids=self._positions, attention_mask=self._mask, **self.fixed).logits[:, -1]
 
     @torch.no_grad()
     def _capture(self) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sdbench.engine.phase import current_phase
 from sdbench.errors import CheckFailed
+from sdbench.kernels.spmm import WALKED_TOKENS, spmm
 from sdbench.kernels.spmv import bind
 from sdbench.packing import PackedWeight
 from sdbench.timing import TOLERANCE, relative_error, within
@@ -23,7 +24,7 @@ class PackedLinear(nn.Module):
 
     Args:
         packed: W ``[out, in]``, for decode steps (one SpMV a row).
-        prefill_weight: Dense ``[out, in]`` matrix for the prefill.
+        prefill_weight: Dense ``[out, in]`` matrix for the prefill; None for W itself, from its packed form.
         bias: ``[out]`` or None.
         variant: SpMV variant; ``"auto"`` takes the fastest for the device.
 
@@ -31,7 +32,7 @@ class PackedLinear(nn.Module):
         calls: SpMV launches so far.
     """
 
-    def __init__(self, packed: PackedWeight, prefill_weight: Tensor, bias: Tensor | None, variant: str = "auto"):
+    def __init__(self, packed: PackedWeight, prefill_weight: Tensor | None, bias: Tensor | None, variant: str = "auto"):
         super().__init__()
         self.out_features, self.in_features = packed.shape
         self.packed = packed
@@ -50,11 +51,14 @@ class PackedLinear(nn.Module):
         if phase is None:
             raise RuntimeError("a PackedLinear ran outside a phase; drive the model by sdbench.engine.greedy")
         if phase.name == "prefill":
-            return F.linear(x, self.prefill_weight, self.bias)
-        rows = x.reshape(-1, self.in_features)
-        self.calls += len(rows)
-        y = torch.stack([self.spmv(row) for row in rows]) if len(rows) > 1 else self.spmv(rows)
-        y = y.view(*x.shape[:-1], self.out_features)
+            if self.prefill_weight is not None:
+                return F.linear(x, self.prefill_weight, self.bias)
+            y = spmm(self.packed, x)
+        else:
+            rows = x.reshape(-1, self.in_features)
+            self.calls += len(rows)
+            y = torch.stack([self.spmv(row) for row in rows]) if len(rows) > 1 else self.spmv(rows)
+            y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
     @property
@@ -79,8 +83,8 @@ def packed_linears(
         prefill: Matrix of the prefill; ``"dense"`` is the linear's own weight.
         variant: SpMV variant.
 
-    Each module's SpMV, with the variant and config that it will run, is first checked on random input against the float64 product with
-    the unpacked matrix: no rate of a wrong kernel can be measured.
+    Each module's products, with the variants and configs that it will run, are first checked on random input against the float64 product
+    with the unpacked matrix: no rate of a wrong kernel can be measured.
 
     Yields:
         The modules in place, by name.
@@ -92,8 +96,7 @@ def packed_linears(
     modules: dict[str, PackedLinear] = {}
     for name, packed in weights.items():
         linear = originals[name]
-        matrix = linear.weight.detach() if prefill == "dense" else packed.unpack()
-        modules[name] = PackedLinear(packed, matrix, linear.bias, variant)
+        modules[name] = PackedLinear(packed, linear.weight.detach() if prefill == "dense" else None, linear.bias, variant)
         _check(modules[name], linear.weight.dtype, name)
     try:
         for name, module in modules.items():
@@ -105,11 +108,24 @@ def packed_linears(
 
 
 def _check(module: PackedLinear, dtype: torch.dtype, name: str) -> None:
-    device = module.packed.device
-    x = torch.randn(module.in_features, device=device, generator=torch.Generator(device).manual_seed(0)).to(dtype)
-    error = relative_error(module.spmv(x, torch.float32), module.packed.unpack().double() @ x.double())
-    if not within(error, TOLERANCE[torch.float32]):
+    device, generator = module.packed.device, torch.Generator(module.packed.device).manual_seed(0)
+    dense = module.packed.unpack().double()
+
+    def wrong(tokens: int) -> float | None:
+        """The error of a product with so many rows, where it is more than rounding."""
+        x = torch.randn(tokens, module.in_features, device=device, generator=generator).to(dtype)
+        y = spmm(module.packed, x) if tokens > 1 else module.spmv(x[0], torch.float32)[None]
+        error = relative_error(y, x.double() @ dense.T)
+        return None if within(error, TOLERANCE[y.dtype]) else error
+
+    error = wrong(1)
+    if error is not None:
         raise CheckFailed(f"layer {name}: the {module.variant} SpMV is wrong here, relative error {error:.1e}; run 'sdbench kernels'")
+    # A few tokens and many are two ways on a GPU.
+    for tokens in () if module.prefill_weight is not None else (2, WALKED_TOKENS + 1) if device.type == "cuda" else (2,):
+        error = wrong(tokens)
+        if error is not None:
+            raise CheckFailed(f"layer {name}: the packed product of {tokens} tokens is wrong here, relative error {error:.1e}")
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

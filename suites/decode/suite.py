@@ -53,7 +53,7 @@ class DecodeOptions:
         repeats: Timed replies of each way and length; the median counts.
         warmup_tokens: Tokens decoded before, untimed.
         baselines: Also time transformers' own ways at the first context length.
-        profiled: Also profile a step of each arm, by kernel.
+        profiled: Also profile a step of each arm, by kernel; on a GPU.
         targets: Patterns of the linears to prune; none for all.
         ignore: Patterns of the linears to leave dense.
         seed: Seed of the prompts.
@@ -85,8 +85,6 @@ class DecodeOptions:
         ):
             if value < least:
                 raise UsageError(f"--{name} is {value}; it must be at least {least}")
-        if self.profiled and self.device.type != "cuda":
-            raise UsageError("--profile needs a GPU, whose kernels it counts; leave it out")
 
     @property
     def longest(self) -> int:
@@ -179,6 +177,16 @@ def judge(rows: list[Row]) -> list[Row]:
     return rows
 
 
+def require_some(rows: Sequence[Row]) -> None:
+    """Fails a run, once its rows are out, that could measure no way to decode.
+
+    Raises:
+        SdbenchError: No row has a rate; the first reason.
+    """
+    if all(row["decode_rate"] is None for row in rows):
+        raise SdbenchError(f"no way to decode could be measured; {rows[0]['path']}: {rows[0]['reason'] or rows[0]['outcome']}")
+
+
 def _ways(options: DecodeOptions) -> list[_Way]:
     fused = FUSED_GRAPH if options.device.type == "cuda" else FUSED
     ways = [_Way(DENSE, fused, context) for context in options.contexts]
@@ -269,7 +277,8 @@ def _memory(loaded: LoadedModel, packed: Mapping[str, PackedLinear], decoder: De
     read of pruned or 8-bit products, and the modules' own packed rows; ``cache`` keys and values, where they are the fused step's;
     ``workspace`` the rest of what the decoder needs, ``decoder``.
     """
-    parameters = {p.data_ptr(): p for p in (*loaded.model.parameters(), *(module.prefill_weight for module in packed.values()))}
+    prompts = (module.prefill_weight for module in packed.values())
+    parameters = {p.data_ptr(): p for p in (*loaded.model.parameters(), *prompts) if p is not None}
     memory: Row = {
         "parameters": sum(p.nbytes for p in parameters.values()),
         "packed": sum(module.packed.nbytes for module in packed.values()),

@@ -1,21 +1,25 @@
 """Calibration of a run: the dense model answers, and every source counts the same number of rows of the same examples."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from sdbench.calibrate.collect import InputSums, statistics_of
 from sdbench.calibrate.methods import METHODS, Pruned, prune_linears
-from sdbench.calibrate.replay import collect, replay_difference
+from sdbench.calibrate.replay import collect_sums, replay_difference
+from sdbench.calibrate.replies import Replier
 from sdbench.calibrate.sampling import Sampler
-from sdbench.calibrate.sequential import prune_sequentially
+from sdbench.calibrate.sequential import collect_by_block, prune_sequentially
 from sdbench.calibrate.sources import CalibrationText, assign, common_rows, equalise, make_text, needs
-from sdbench.engine.greedy import greedy
-from sdbench.errors import CheckFailed
+from sdbench.calibrate.stages import Stages
+from sdbench.errors import CheckFailed, SdbenchError, UsageError
 from sdbench.models import LoadedModel
 from sdbench.progress import Progress
+from sdbench.results import RunDirectory
 from sdbench.suites.e2e.data import Question
 from sdbench.suites.e2e.options import CalibrationOptions
 from sdbench.timing import within
@@ -30,16 +34,76 @@ class Calibration:
 
     Attributes:
         texts: By source, texts with as many rows on each example as every other source has; empty for a method that needs none.
-        report: How they came about: rows by source, the replies' lengths, and the relative difference between live decode steps and
-            their replay on the first example.
+        report: How they came about: rows by source, the replies' lengths and how they were decoded, and the relative difference between
+            live decode steps and their replay on the first example.
+        numbers: Which of the questions they are made of, in their order.
     """
 
     texts: Mapping[str, list[CalibrationText]]
     report: dict[str, Any]
+    numbers: list[int]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One process's share of the calibration examples: every N-th of them.
+
+    Attributes:
+        number: Which one, from 1.
+        count: N.
+    """
+
+    number: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise UsageError(f"--shard {self}: write I/N with I from 1 to N, such as 1/4")
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """Reads ``I/N``.
+
+        Raises:
+            UsageError: The text is no such share.
+        """
+        number, _, count = text.partition("/")
+        if not (number.isdecimal() and count.isdecimal()):
+            raise UsageError(f"--shard {text!r}: write I/N with I from 1 to N, such as 1/4")
+        return cls(int(number), int(count))
+
+    def numbers(self, examples: int) -> list[int]:
+        """The numbers of its examples among so many.
+
+        Raises:
+            UsageError: There is none.
+        """
+        found = list(range(self.number - 1, examples, self.count))
+        if not found:
+            raise UsageError(f"--shard {self}: there are only {examples} calibration examples; use fewer shards")
+        return found
+
+    def tokens(self, budget: int | None) -> int | None:
+        """Its part of a token budget; the parts add up to the whole."""
+        return None if budget is None else budget // self.count + (self.number <= budget % self.count)
+
+
+WHOLE = Shard(1, 1)
 
 
 def calibrate(
-    options: CalibrationOptions, loaded: LoadedModel, linears: dict[str, nn.Linear], questions: Sequence[Question], progress: Progress
+    options: CalibrationOptions,
+    loaded: LoadedModel,
+    linears: dict[str, nn.Linear],
+    questions: Sequence[Question],
+    progress: Progress,
+    *,
+    shard: Shard = WHOLE,
+    kept: RunDirectory | None = None,
+    stages: Stages | None = None,
 ) -> Calibration:
     """Calibration texts by source, from the dense model's replies where a source needs them.
 
@@ -49,43 +113,48 @@ def calibrate(
         options: The run.
         loaded: The dense model.
         linears: Layers that will be watched, by dotted name.
-        questions: Calibration examples.
+        questions: Calibration examples, all of them whatever the shard.
         progress: Where to report.
+        shard: The share of them that is calibrated on.
+        kept: Where replies are kept as they come, and found again.
+        stages: Is told how long ``capture``, ``generation`` and ``replay check`` took.
 
     Raises:
         CheckFailed: Replayed decode steps are not what live ones are.
         SdbenchError: The examples give fewer rows than the budget asks for.
     """
-    report: dict[str, Any] = {"replies": None, "replay_difference": None, "sources": {}}
+    report: dict[str, Any] = {"replies": None, "generation": None, "replay_difference": None, "sources": {}}
     choices, sources = options.choices, options.sources
     if not sources:
-        return Calibration({}, report)
+        return Calibration({}, report, [])
+    stages = stages or Stages(options.device)
     of_example = {source: assign(source, len(questions), choices) for source in sources}
     texts: dict[str, list[CalibrationText]] = {source: [] for source in sources}
-    replies: list[tuple[int, ...]] = []
-    replied = "reply" in needs(sources, choices)
-    with progress.task("calibration replies" if replied else "calibration texts", len(questions)) as task:
-        for start in range(0, len(questions), options.batch_size):
-            batch = questions[start : start + options.batch_size]
-            if replied:
-                replies += _replies(options, loaded, batch, start)
-            for index, question in enumerate(batch, start):
+    numbers, budget = shard.numbers(len(questions)), shard.tokens(choices.tokens)
+    answers = _Answers(options, loaded, questions, numbers, kept, stages) if "reply" in needs(sources, choices) else None
+    with progress.task("calibration replies" if answers else "calibration texts", len(numbers)) as task:
+        for start in range(0, len(numbers), options.batch_size):
+            batch = numbers[start : start + options.batch_size]
+            replies: Mapping[int, tuple[int, ...]] = answers.of(batch) if answers else {}
+            for number in batch:
+                question = questions[number]
+                ingredients: dict[str, Any] = {"reference": question.reference, "window": question.window, "reply": replies.get(number)}
                 for source in sources:
-                    part = of_example[source][index]
-                    reply = replies[index] if replied else None
-                    texts[source].append(
-                        make_text(part, question.prompt, reply=reply, reference=question.reference, window=question.window, choices=choices)
-                    )
+                    texts[source].append(make_text(of_example[source][number], question.prompt, **ingredients, choices=choices))
             task.advance(len(batch))
-            if choices.tokens is not None and sum(common_rows(texts)) >= choices.tokens:
+            if budget is not None and sum(common_rows(texts)) >= budget:
                 break
-    if replied:
-        lengths = [len(reply) for reply in replies]
+    if answers:
+        lengths = [len(reply) for reply in answers.given.values()]
         report["replies"] = {"count": len(lengths), "tokens": sum(lengths), "shortest": min(lengths), "longest": max(lengths)}
-        report["replay_difference"] = _checked_replay(options, loaded, linears, questions[0].prompt, len(replies[0]))
-    equal = equalise(texts, choices.tokens)
-    report["sources"] = {source: _summary(equal[source], texts[source], of_example[source]) for source in sources}
-    return Calibration(equal, report)
+        report["generation"] = answers.how
+        answers.close()
+        with stages("replay check"):
+            report["replay_difference"] = _checked_replay(options, loaded, linears, questions[numbers[0]].prompt, lengths[0])
+    equal = equalise(texts, budget)
+    parts = {source: [of_example[source][number] for number in numbers] for source in sources}
+    report["sources"] = {source: _summary(equal[source], texts[source], parts[source]) for source in sources}
+    return Calibration(equal, report, numbers[: len(equal[sources[0]])])
 
 
 def prune(
@@ -95,6 +164,9 @@ def prune(
     texts: Sequence[CalibrationText],
     progress: Progress,
     label: str,
+    *,
+    given: Iterable[dict[str, InputSums]] | None = None,
+    stages: Stages | None = None,
 ) -> Iterator[tuple[str, Pruned]]:
     """Prunes by the run's method, one layer after the other, in one pass or block by block; the model stays as it is.
 
@@ -105,40 +177,138 @@ def prune(
         texts: One source's texts of `calibrate`; none for a method that needs no calibration.
         progress: Where to report.
         label: What the progress calls this arm.
+        given: Sums of all layers, some at a time, in place of those over the texts.
+        stages: Is told how long ``collection`` and ``pruning`` took.
 
     Yields:
         Names and pruned weights; none is kept, so that a caller may write or pack each and let go of it.
     """
-    kind, weighting = METHODS[options.method].needs, options.choices.weighting
-    if kind == "none":
-        results = prune_linears(linears, {}, options.pattern, options.method)
+    stages = stages or Stages(options.device)
+    pattern, method, weighting = options.pattern, options.method, options.choices.weighting
+    if METHODS[method].needs == "none":
+        results = stages.timed("pruning", prune_linears(linears, {}, pattern, method))
     elif options.sequential:
-        results = prune_sequentially(loaded.model, linears, texts, options.pattern, options.method, weighting)
+        results = prune_sequentially(loaded.model, linears, texts, pattern, method, weighting, stages)
     else:
-        with progress.task(f"statistics: {label}", len(texts)) as task:
-            statistics = collect(loaded.model, linears, texts, kind, lambda _: task.advance(), weighting)
-        results = prune_linears(linears, statistics, options.pattern, options.method)
+        turns = given if given is not None else sums_in_turn(options, loaded, linears, texts, progress, label)
+        results = _prune_in_turn(options, linears, stages.timed("collection", turns), stages)
     with progress.task(f"pruning: {label}", len(linears)) as task:
         for name, pruned in results:
             yield name, pruned
             task.advance()
 
 
-def _replies(options: CalibrationOptions, loaded: LoadedModel, batch: Sequence[Question], start: int) -> list[tuple[int, ...]]:
-    choices = options.choices
-    sampler = None
-    if choices.temperature:
-        numbers = range(start, start + len(batch))
-        sampler = Sampler.draw(options.seed, numbers, options.max_tokens, choices, loaded.model.device)
-    found = greedy(
-        loaded.model,
-        [question.prompt for question in batch],
-        max_new_tokens=options.max_tokens,
-        eos_ids=loaded.eos_ids,
-        ignore_eos=options.spec.kind == "random",
-        choose=sampler,
-    )
-    return [reply.ids for reply in found]
+def sums_in_turn(
+    options: CalibrationOptions,
+    loaded: LoadedModel,
+    linears: dict[str, nn.Linear],
+    texts: Sequence[CalibrationText],
+    progress: Progress,
+    label: str,
+) -> Iterator[dict[str, InputSums]]:
+    """Sums over one source's texts on the dense model: of all layers at once, or where these would be large of one block at a time.
+
+    Args:
+        options: The run; its method says which sums.
+        loaded: The dense model.
+        linears: Layers to watch, by dotted name.
+        texts: The texts of `calibrate`.
+        progress: Where to report.
+        label: What the progress calls this arm.
+    """
+    kind, weighting = METHODS[options.method].needs, options.choices.weighting
+    if kind == "none":
+        return
+    if kind == "hessian":
+        turns = collect_by_block(loaded.model, linears, texts, kind, weighting)
+        try:
+            first = next(turns)
+        except SdbenchError as error:
+            progress.note(f"Hessians of all layers at once, since the model cannot be run block by block: {error}")
+        else:
+            yield first
+            del first
+            yield from turns
+            return
+    with progress.task(f"statistics: {label}", len(texts)) as task:
+        sums = collect_sums(loaded.model, linears, texts, kind, lambda _: task.advance(), weighting)
+    yield sums
+
+
+def _prune_in_turn(
+    options: CalibrationOptions, linears: Mapping[str, nn.Linear], turns: Iterable[dict[str, InputSums]], stages: Stages
+) -> Iterator[tuple[str, Pruned]]:
+    for sums in turns:
+        inside = {name: linears[name] for name in sums}
+        statistics = statistics_of(sums)
+        # Whoever made them is done with them, and Hessians are large.
+        sums.clear()
+        yield from stages.timed("pruning", prune_linears(inside, statistics, options.pattern, options.method))
+        del statistics
+
+
+class _Answers:
+    """The model's replies to calibration examples, found among what an earlier run kept or decoded now."""
+
+    def __init__(
+        self,
+        options: CalibrationOptions,
+        loaded: LoadedModel,
+        questions: Sequence[Question],
+        numbers: Sequence[int],
+        kept: RunDirectory | None,
+        stages: Stages,
+    ):
+        self._options, self._loaded, self._questions, self._numbers = options, loaded, questions, numbers
+        self._directory, self._stages = kept, stages
+        self._replier: Replier | None = None
+        self.given: dict[int, tuple[int, ...]] = {}
+        self.how: dict[str, Any] = {}
+        self._kept: dict[int, tuple[list[int], dict[str, Any]]] = {}
+        for row in kept.rows if kept else ():
+            if row["record"] == "replies":
+                self._kept |= {number: (ids, row["how"]) for number, ids in zip(row["numbers"], row["ids"], strict=True)}
+
+    def of(self, batch: Sequence[int]) -> dict[int, tuple[int, ...]]:
+        """Replies to some examples by their numbers."""
+        if all(number in self._kept for number in batch):
+            self.how = self._kept[batch[0]][1]
+            found = {number: tuple(self._kept[number][0]) for number in batch}
+        else:
+            found = dict(zip(batch, self._decode(batch), strict=True))
+            if self._directory:
+                row = {"record": "replies", "numbers": list(batch), "ids": [list(ids) for ids in found.values()], "how": self.how}
+                self._directory.add_row(row)
+        self.given |= found
+        return found
+
+    def close(self) -> None:
+        """Lets go of the decoder's cache and graph, which may be in reference cycles."""
+        self._replier = None
+        gc.collect()
+
+    def _decode(self, batch: Sequence[int]) -> list[tuple[int, ...]]:
+        options, choices, model = self._options, self._options.choices, self._loaded.model
+        if self._replier is None:
+            positions = max(len(self._questions[number].prompt) for number in self._numbers) + options.max_tokens
+            size = min(options.batch_size, len(self._numbers))
+            with self._stages("capture"):
+                self._replier = Replier(model, size, positions, sampled=bool(choices.temperature))
+            self.how = {"path": self._replier.path, "reason": self._replier.reason, "batch": size}
+        sampler = None
+        if choices.temperature:
+            sampler = Sampler.draw(options.seed, batch, options.max_tokens, choices, model.device)
+        with self._stages("generation"):
+            replies = self._replier.replies(
+                [self._questions[number].prompt for number in batch],
+                max_new_tokens=options.max_tokens,
+                eos_ids=self._loaded.eos_ids,
+                ignore_eos=options.spec.kind == "random",
+                sampler=sampler,
+            )
+        ids = [reply.ids for reply in replies]
+        self._stages.items["generation"] = self._stages.items.get("generation", 0) + sum(map(len, ids))
+        return ids
 
 
 def _checked_replay(

@@ -66,6 +66,23 @@ class Measurement:
             for pattern in self.patterns:
                 pattern.require_width(shape[1], name)
 
+    def arguments(self, shapes: str) -> dict[str, Any]:
+        """Every option that changes a result, for the run directory.
+
+        Args:
+            shapes: The text of ``--shapes``.
+        """
+        return {
+            "pattern": [str(pattern) for pattern in self.patterns],
+            "shapes": shapes,
+            "dtype": tuned.DTYPE_NAMES[self.dtype],
+            "variant": list(self.variants),
+            "effort": self.effort,
+            "timeout": self.timeout,
+            "seed": self.seed,
+            "device": self.device.type,
+        }
+
     def case(self, product: Product) -> Case:
         """What runs for a product: on a CPU a smaller shape."""
         variant, layer, pattern = product
@@ -99,8 +116,8 @@ def measure(
 ) -> list[Row]:
     """Measures every product; the timings of one shape come from one process, one after the other.
 
-    A resumed run keeps the shapes whose rows are complete and the trials of the others; where the rows of a shape are written twice,
-    the later ones hold.
+    A resumed run keeps the shapes whose rows are complete and the trials of the others. The rows of a shape are written together, so that
+    a kill leaves all of them or none; should a failing disk leave some, all are written again, and the later ones hold.
 
     Args:
         products: What to multiply by what.
@@ -125,10 +142,10 @@ def measure(
             if all(_product_key(product) in done for product in ours):
                 task.advance(len(ours))
                 continue
-            for row in tuner.rows(ours, task):
-                if directory:
-                    directory.add_row({"record": "result", **row})
-                done[_key(row)] = row
+            rows = tuner.rows(ours, task)
+            if directory:
+                directory.add_rows([{"record": "result", **row} for row in rows])
+            done |= {_key(row): row for row in rows}
     found = [done[_product_key(product)] for product in products]
     return [{name: value for name, value in row.items() if name not in ("record", "attempt")} for row in found]
 

@@ -29,6 +29,12 @@ TIMES = (
 )
 ERROR = (Column("error", figure=True),)
 
+WHAT_ERROR = "error: relative Frobenius error of y against the float64 product with the matrix as the variant holds it, pruned or rounded"
+WHAT_TIMES = (
+    "*: the fastest correct variant of its kernel, shape and pattern; us: median of a call, cold L2, and its 20th to 80th percentile",
+    "% read roofline: GB/s over the read bandwidth that this run measured at as many bytes; x: times as fast as that baseline of this run",
+)
+
 
 TUNE_COLUMNS = (
     *KEYS[:-1],
@@ -61,7 +67,8 @@ def report(arguments: Mapping[str, Any], environment: Mapping[str, Any], rows: S
         chains: Rows of the chains.
     """
     columns, cells = table(rows)
-    lines = [*headline(rows), *chain_lines(chains), *notes(rows)]
+    timed = any(row["us"] for row in rows)
+    lines = [*headline(rows), *chain_lines(chains), *notes(rows), *(WHAT_TIMES if timed else ()), *([WHAT_ERROR] if rows else ())]
     if arguments["device"] == "cpu":
         lines.append(NO_GPU)
     document = {"schema": SCHEMA, "environment": environment, "rows": _plain(rows), "chains": _plain(chains)}

@@ -108,10 +108,9 @@ def require_same_gpu(directory: RunDirectory) -> None:
         SdbenchError: They do; names both.
     """
     record = directory.record
-    environments = [attempt.changed.get("environment", record.environment) for attempt in record.audit]
-    present = _gpu(environments[-1])
+    present = _gpu(record.found(len(record.audit))["environment"])
     for number in {row.get("attempt", 1) for row in directory.rows}:
-        earlier = _gpu(environments[number - 1])
+        earlier = _gpu(record.found(number)["environment"])
         if earlier != present:
             raise SdbenchError(f"{directory.path} holds rows of {earlier}, and this is {present}; choose another --output")
 

@@ -48,8 +48,12 @@ class Trial:
     bandwidth: float | None = None
 
 
+BORDER = 128
+"""Elements of NaN before and behind x; a multiple of the bytes that aligned kernels ask of its address, in any dtype."""
+
+
 def check(variant: Variant, operand: Operand, config: Config, generator: torch.Generator) -> Trial:
-    """Runs a config twice on fresh random x, into NaN-filled outputs, against the float64 product with the pruned matrix.
+    """Runs a config twice on fresh random x between NaNs, into NaN-filled outputs, against the float64 product with the pruned matrix.
 
     The second run catches what the first leaves behind: counters, or sums that go on accumulating.
 
@@ -66,7 +70,7 @@ def check(variant: Variant, operand: Operand, config: Config, generator: torch.G
         for _ in range(2):
             x = torch.randn(operand.problem.in_features, generator=generator, device=device).to(dtype)
             y = torch.full((operand.problem.out_features,), float("nan"), device=device)
-            got = variant.launch(operand.weight, x.to(x_dtype), y, config)
+            got = variant.launch(operand.weight, _between_nans(x.to(x_dtype)), y, config)
             # Partial sums [splits, out] are right where they add up.
             error_now = relative_error(got.double().sum(0) if got.dim() == 2 else got, operand.dense.double() @ x.double())
             # max() would drop a NaN that comes second.
@@ -79,6 +83,12 @@ def check(variant: Variant, operand: Operand, config: Config, generator: torch.G
     if not within(worst, TOLERANCE[y_dtype]):
         return Trial(config, "incorrect", worst, message=f"relative error {worst:.2e}")
     return Trial(config, "correct", worst)
+
+
+def _between_nans(x: torch.Tensor) -> torch.Tensor:
+    memory = x.new_full((x.numel() + 2 * BORDER,), float("nan"))
+    memory[BORDER:-BORDER] = x
+    return memory[BORDER:-BORDER]
 
 
 def search(configs: Sequence[Config], run: Callable[[Sequence[Config], int], Iterator[Trial]]) -> tuple[Trial | None, list[Trial]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sdbench.errors import SdbenchError, UsageError
+from sdbench.errors import SdbenchError, UsageError, cannot_read
 from sdbench.results import strict_json, write_atomic
 from sdbench.suites.data import Example, refuse_test_name
 from sdbench.suites.tasks.registry import GRADING, Hub, Task, grading_of, template_fields
@@ -78,7 +78,7 @@ def _records(task: Task, path: Path) -> Iterator[tuple[str, int, dict[str, Any]]
     try:
         content = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise SdbenchError(f"cannot read {path}: {error.strerror}") from error
+        raise cannot_read(path, error) from error
     except UnicodeDecodeError as error:
         raise SdbenchError(f"{path} is not UTF-8 text (byte {error.start}); convert it") from error
     if path.suffix.casefold() not in (".json", ".jsonl", ".ndjson"):

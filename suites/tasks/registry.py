@@ -10,7 +10,8 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from sdbench.calibrate.registry import lookup
 from sdbench.errors import SdbenchError
-from sdbench.suites.yamls import Strict, fault, read_yaml
+from sdbench.results import first_fault
+from sdbench.suites.yamls import Strict, read_yaml
 
 TASKS_DIR = Path(__file__).parent
 DEFAULT_TASK = "arithmetic"
@@ -159,7 +160,7 @@ def grading_of(task: Task, record: Mapping[str, Any], where: str) -> dict[str, A
     try:
         return GRADING[task.grader].model_validate(record).model_dump()
     except ValidationError as error:
-        raise SdbenchError(f"{where}: {fault(error)}; task {task.name} needs it to judge replies") from error
+        raise SdbenchError(f"{where}: {first_fault(error)}; task {task.name} needs it to judge replies") from error
 
 
 @cache

@@ -31,6 +31,9 @@ SHAPES = named_shapes("qwen3-4b")
 SM_COUNT = {80: 108, 90: 132, 100: 148}
 """Of an A100, an H200 and a B200: default configs depend on it."""
 
+FEW_TOKENS = 4
+"""Rows of x for kernels that take several."""
+
 Case = tuple[Variant, Problem, Config]
 
 
@@ -55,7 +58,8 @@ def default_cases(capability: int, layers: list[str], patterns: list[str]) -> It
                 continue
             pattern = None if text == "dense" else Pattern.parse(text)
             for layer in layers:
-                problem = Problem(*SHAPES[layer], torch.bfloat16, pattern, SM_COUNT[capability], capability)
+                tokens = FEW_TOKENS if variant.kernel == "spmm" else 1
+                problem = Problem(*SHAPES[layer], torch.bfloat16, pattern, SM_COUNT[capability], capability, tokens)
                 if variant.constraint(problem):
                     continue
                 config = variant.default(problem)

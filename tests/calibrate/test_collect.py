@@ -1,11 +1,14 @@
 """The collector, most of it through the greedy loop on tiny random models."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from sdbench.calibrate.collect import Collector, LayerStatistics, StatisticsKind
+from sdbench.calibrate.collect import Collector, LayerStatistics, StatisticsKind, add_rows
 from sdbench.calibrate.select import select_linears
 from sdbench.engine.greedy import greedy
 from sdbench.engine.phase import PhaseName, phase
@@ -160,3 +163,101 @@ def test_what_makes_no_sense_is_refused_at_once() -> None:
         Collector(model, linears, set(), "sum_sq")
     with pytest.raises(SdbenchError, match="'norms'"):
         Collector(model, linears, {"decode"}, "norms")  # type: ignore[arg-type]
+
+
+class Fork(nn.Module):
+    """Two linears of one input, and a third of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(4, 3, bias=False) for _ in range(3))
+        self.own = False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.one(inputs) + self.two(inputs + 1 if self.own else inputs) + self.three(inputs * 2)
+
+
+def fork_collector(model: Fork) -> Collector:
+    return Collector(model, {name: getattr(model, name) for name in ("one", "two", "three")}, {"decode"}, "hessian")
+
+
+def test_linears_of_one_input_share_their_sums() -> None:
+    model = Fork()
+    collector = fork_collector(model)
+    inputs = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    with collector:
+        for part in inputs.split(1):
+            with phase("decode"):
+                model(part)
+    sums, found = collector.sums(), collector.statistics()
+    assert sums["one"].total is sums["two"].total and sums["one"].total is not sums["three"].total
+    assert found["one"].hessian is found["two"].hessian and found["two"].name == "two"
+    rows = inputs.reshape(6, 4)
+    for name, expected in (("one", rows.T @ rows), ("two", rows.T @ rows), ("three", 4 * rows.T @ rows)):
+        assert sums[name].rows == sums[name].weight == 6
+        torch.testing.assert_close(sums[name].total, expected)
+
+
+def test_a_tensor_that_was_changed_in_place_is_another_input() -> None:
+    model = Fork()
+
+    def spoil(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        inputs[0].add_(1.0)
+
+    model.one.register_forward_hook(spoil)
+    collector = fork_collector(model)
+    with torch.no_grad(), collector, phase("decode"):
+        model(torch.zeros(1, 1, 4))
+    sums = collector.sums()
+    assert sums["one"].total.sum() == 0 and sums["two"].total.tolist() == [[1.0] * 4] * 4
+
+
+def test_linears_that_no_longer_share_their_input_are_refused() -> None:
+    model = Fork()
+    collector = fork_collector(model)
+    with collector:
+        with phase("decode"):
+            model(torch.ones(1, 1, 4))
+        model.own = True
+        with phase("decode"), pytest.raises(SdbenchError, match="layer two: shared its input with one in the first forward"):
+            model(torch.ones(1, 1, 4))
+
+
+class Reads(TorchDispatchMode):
+    """Counts what would make the host wait for a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        self.count += function.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero)
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("kind", ["sum_sq", "hessian"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_mask_is_looked_at_once_a_forward_and_not_in_each_layer(
+    kind: StatisticsKind, weighted: bool, tiny_qwen3: PreTrainedModel
+) -> None:
+    counts = torch.tensor([[0, 1, 1, 0, 1]])
+    rows = counts.float() if weighted else counts.bool()
+    ids = torch.tensor([FIVE])
+    reads = []
+    for linears in ({}, select_linears(tiny_qwen3)):
+        with torch.no_grad(), Reads() as seen, Collector(tiny_qwen3, linears, {"prefill"}, kind), phase("prefill", rows):
+            tiny_qwen3(input_ids=ids, use_cache=False)
+        reads.append(seen.count)
+    assert reads[1] - reads[0] <= 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_products_on_tensor_cores_are_as_good_as_float32(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(8191, 2560, generator=generator).to(dtype).cuda()
+    expected = rows.double().T @ rows.double()
+    errors = []
+    for weights in (None, torch.ones(len(rows), device="cuda")):
+        total = torch.zeros(2560, 2560, device="cuda")
+        add_rows(total, rows, weights)
+        errors.append(float((total - expected).norm() / expected.norm()))
+    assert errors[0] < 1e-5 and errors[1] < 1e-5, errors

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -64,6 +66,25 @@ def test_each_method_is_its_own_function(tiny_llama: PreTrainedModel) -> None:
         assert results["wanda"].report == {"rows": 116}
         assert results["sparsegpt"].report == {"rows": 116, "damp": 0.01, "damp_used": 0.01, "damp_by": "mean", "dead_columns": 0}
         assert results["sparsegpt-median"].report["damp_by"] == "median"
+
+
+def test_layers_of_one_hessian_are_pruned_together_and_come_out_as_alone(
+    tiny_llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linears = select_linears(tiny_llama, ["model.layers.0.*"])
+    statistics = collect(tiny_llama, linears, TEXTS, "hessian")
+    alone = {name: dict(prune_linears({name: linear}, statistics, TWO_FOUR, "sparsegpt"))[name] for name, linear in linears.items()}
+    calls: list[list[str]] = []
+    together = sparsegpt.prune_together
+
+    def spy(weights: dict[str, Tensor], *arguments: Any, **options: Any) -> Any:
+        calls.append([name.rpartition(".")[2] for name in weights])
+        return together(weights, *arguments, **options)
+
+    monkeypatch.setattr(sparsegpt, "prune_together", spy)
+    for name, result in prune_linears(linears, statistics, TWO_FOUR, "sparsegpt"):
+        assert torch.equal(result.weight, alone[name].weight) and result.report == alone[name].report
+    assert calls == [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
 
 
 def test_unknown_method_suggests_the_nearest() -> None:

@@ -2,8 +2,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from sdbench.calibrate import replay
+from sdbench.calibrate.choices import Weighting
 from sdbench.calibrate.collect import Collector
-from sdbench.calibrate.replay import collect, replay_difference, row_weights
+from sdbench.calibrate.replay import collect, collect_sums, replay_difference, row_weights
 from sdbench.calibrate.select import select_linears
 from sdbench.calibrate.sources import CalibrationText, make_text
 from sdbench.engine.greedy import greedy
@@ -58,6 +60,34 @@ def test_collect_computes_the_logits_of_one_position(tiny_llama: PreTrainedModel
     with tiny_llama.lm_head.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape))):
         collect(tiny_llama, select_linears(tiny_llama), [CalibrationText((5, 6, 7), (0, 1, 2))], "sum_sq")
     assert shapes == [(1, 1, 128)]
+
+
+@pytest.mark.parametrize("fixture", ["tiny_qwen3", "tiny_llama"])
+@pytest.mark.parametrize("weighting", ["uniform", "late"])
+def test_padded_batches_are_the_texts_one_by_one(
+    fixture: str, weighting: Weighting, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = request.getfixturevalue(fixture)
+    linears = select_linears(model)
+    texts = [CalibrationText(tuple(range(5, 5 + length)), tuple(range(length // 2, length))) for length in (40, 7, 23, 8)]
+    widths: list[tuple[int, ...]] = []
+    found = {}
+    for positions in (64, 1):
+        monkeypatch.setattr(replay, "BATCH_POSITIONS", positions)
+        with model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: widths.append(tuple(inputs[0].shape))):
+            found[positions] = collect_sums(model, linears, texts, "hessian", weighting=weighting)
+    # The longest first: 40 alone, 23 with 8 beside it, and 7, for which 3 * 23 has no room.
+    assert widths == [(1, 40), (2, 23), (1, 7), (1, 40), (1, 23), (1, 8), (1, 7)]
+    for name, sums in found[64].items():
+        alone = found[1][name]
+        assert sums.rows == alone.rows == sum(len(text.rows) for text in texts)
+        assert sums.weight == pytest.approx(sums.rows)
+        assert float((sums.total - alone.total).norm() / alone.total.norm()) < 1e-6
+
+
+def test_a_model_that_gives_all_logits_gets_one_text_at_a_time(tiny_llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_fixed", lambda model: {})
+    assert [len(batch.ids) for batch in replay.batches(tiny_llama, [CalibrationText((5, 6), (0,))] * 3, "uniform")] == [1, 1, 1]
 
 
 def test_row_weights_have_mean_one_and_rise_or_fall_evenly() -> None:

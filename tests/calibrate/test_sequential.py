@@ -1,5 +1,6 @@
 """Sequential calibration against the one-pass collector on models whose earlier blocks are pruned by hand."""
 
+import weakref
 from copy import deepcopy
 
 import pytest
@@ -7,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 
-from sdbench.calibrate.collect import LayerStatistics
+from sdbench.calibrate import replay
+from sdbench.calibrate.collect import LayerStatistics, StatisticsKind
 from sdbench.calibrate.in_place import weights_in_place
 from sdbench.calibrate.methods import METHODS, Pruned, prune_linears
-from sdbench.calibrate.replay import collect
+from sdbench.calibrate.replay import collect, collect_sums
 from sdbench.calibrate.select import select_linears
-from sdbench.calibrate.sequential import find_blocks, prune_sequentially
+from sdbench.calibrate.sequential import collect_by_block, find_blocks, prune_sequentially
 from sdbench.calibrate.sources import CalibrationText
 from sdbench.errors import CheckFailed, SdbenchError, UsageError
 from sdbench.pattern import Pattern
@@ -83,6 +85,37 @@ def test_statistics_of_one_block_at_a_time(tiny_qwen3: PreTrainedModel, monkeypa
         assert all(torch.equal(linear.weight, originals[key]) for key, linear in linears.items())
 
 
+@pytest.mark.parametrize("fixture", ["tiny_qwen3", "tiny_llama"])
+@pytest.mark.parametrize("kind", ["sum_sq", "hessian"])
+def test_a_block_at_a_time_gives_the_sums_of_the_whole_model(
+    fixture: str, kind: StatisticsKind, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = request.getfixturevalue(fixture)
+    linears = select_linears(model)
+    for positions in (1, 8192):
+        monkeypatch.setattr(replay, "BATCH_POSITIONS", positions)
+        turns = list(collect_by_block(model, linears, TEXTS, kind, "late"))
+        assert [len(sums) for sums in turns] == [7, 7]
+        expected = collect_sums(model, linears, TEXTS, kind, weighting="late")
+        for name, sums in (turns[0] | turns[1]).items():
+            assert torch.equal(sums.total, expected[name].total), name
+            assert (sums.rows, sums.weight) == (expected[name].rows, expected[name].weight) == (96, pytest.approx(96.0))
+    # The blocks are themselves again.
+    assert all("forward" not in vars(block) for block in model.model.layers)
+    # A block without layers is passed through.
+    (second,) = collect_by_block(model, select_linears(model, ["model.layers.1.*"]), TEXTS, kind, "late")
+    assert all(torch.equal(sums.total, expected[name].total) for name, sums in second.items())
+
+
+def test_one_block_of_hessians_is_in_memory_at_a_time(tiny_qwen3: PreTrainedModel) -> None:
+    alive: list[weakref.ref[Tensor]] = []
+    linears = select_linears(tiny_qwen3)
+    for sums in collect_by_block(tiny_qwen3, linears, TEXTS, "hessian"):
+        assert not any(total() is not None for total in alive)
+        alive = [weakref.ref(layer.total) for layer in sums.values()]
+        sums.clear()
+
+
 def test_layers_left_out_stay_dense(tiny_qwen3: PreTrainedModel) -> None:
     linears = select_linears(tiny_qwen3, ["model.layers.1.*.down_proj"])
     (found,) = prune_sequentially(tiny_qwen3, linears, TEXTS, TWO_FOUR, "wanda")
@@ -122,7 +155,7 @@ def test_a_model_that_works_between_its_blocks_is_refused(tiny_llama: PreTrained
     doubled.remove()
     assert isinstance(tiny_llama.config, LlamaConfig)
     tiny_llama.model.layers[1] = tiny_llama.model.layers[0]
-    with pytest.raises(CheckFailed, match=r"model\.layers\.0 ran 4 times for 2 texts"):
+    with pytest.raises(CheckFailed, match=r"model\.layers\.0 ran 2 times in 1 forwards"):
         next(prune_sequentially(tiny_llama, linears, TEXTS, TWO_FOUR, "wanda"))
 
 

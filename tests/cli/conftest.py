@@ -12,8 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3Config
 
+from sdbench import devices, environment
 from sdbench.cli import main
 from sdbench.demo import MODEL_DIR
+from sdbench.results import read_jsonl, strict_json
+
+GPU = {"name": "NVIDIA H200", "capability": "9.0"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,45 @@ def sdbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         return Finished(int(ended.value.code or 0), out, err)
 
     return call
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Any], Any]:
+    """A machine whose GPU is the CPU, and a function that moves a suite's options there, which the command made for the GPU."""
+    resolve, describe = devices.resolve_device, environment.describe
+    monkeypatch.setenv("SDBENCH_CACHE", str(tmp_path / "cache"))
+    device = type("Device", (), {"type": "cuda"})()
+    monkeypatch.setattr(devices, "resolve_device", lambda text: device if text == "auto" else resolve(text))
+    monkeypatch.setattr(environment, "describe", lambda target: describe(None) | {"gpu": GPU})
+    monkeypatch.setattr("sdbench.kernels.launching.capability", lambda device: 90)
+
+    def on_cpu(options: Any) -> Any:
+        object.__setattr__(options, "device", torch.device("cpu"))
+        return options
+
+    return on_cpu
+
+
+@pytest.fixture
+def timed_run(sdbench: Callable[..., Finished], gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """``run``: a finished run of ``sdbench kernels`` on a GPU with made-up times; a call of it changes what its correct rows say."""
+    from sdbench.suites.kernels import suite
+
+    run, us = suite.run, {"linear": 4.0, "gemv": 3.0, "reference": 400.0, "lane_row": 2.0, "int8": 2.5, "fp8": 2.6}
+    monkeypatch.setattr(suite, "run", lambda options, directory, progress: run(gpu(options), directory, progress))
+    call = ("kernels", "--shapes", "8x32", "--variant", "reference", "--variant", "lane_row", "--output", "run")
+    assert sdbench(*call).code == 0
+
+    def change(**changes: Any) -> None:
+        rows = read_jsonl(tmp_path / "run/rows.jsonl")
+        for row in rows:
+            if row["record"] == "result" and row["outcome"] == "correct":
+                p50 = us[row["variant"]]
+                row |= {"us": {"p20": p50 - 0.25, "p50": p50, "p80": p50 + 0.25}, "gbps": 4123.4, "roofline": 0.876} | changes
+        (tmp_path / "run/rows.jsonl").write_text("".join(strict_json(row) + "\n" for row in rows))
+
+    change()
+    return change
 
 
 @pytest.fixture

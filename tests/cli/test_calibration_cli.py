@@ -23,7 +23,7 @@ SHORT = ["--calibration-examples=2", "--validation-examples=2", "--max-tokens=6"
         (["--top-k", "5"], 2, "give a --temperature above 0 too"),
         (["--first-decode", "2", "--last-decode", "2"], 2, "--first-decode and --last-decode exclude each other"),
         (["--sink-tokens", "4"], 2, "--sink-tokens changes nothing without the calibration source decode+sink"),
-        (["--calib", "text", "--calibration-text", "none.txt"], 1, "cannot read none.txt: No such file"),
+        (["--calib", "text", "--calibration-text", "none.txt"], 2, "cannot read none.txt: No such file"),
         (["--plot", "layers.png"], 2, "--plot draws what --diagnose measures; give both"),
         (["--diagnose", "--plot", "layers.doc"], 2, "the suffix chooses the format"),
     ],

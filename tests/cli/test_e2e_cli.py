@@ -250,7 +250,7 @@ class TestBadData:
 
     def test_no_such_manifest(self, sdbench, tmp_path):
         files = ("--train", TRAIN_FILE, "--validation", VALIDATION_FILE, "--split-manifest", "none.json")
-        sdbench("e2e", *files, "--output", "run").refuses(1, "cannot read none.json: No such file")
+        sdbench("e2e", *files, "--output", "run").refuses(2, "cannot read none.json: No such file")
         assert not (tmp_path / "run").exists()
 
     def test_more_examples_than_there_are(self, sdbench):

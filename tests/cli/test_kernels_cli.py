@@ -1,9 +1,8 @@
-"""``sdbench kernels`` as a user calls it. Without a GPU there are no timings, so figures for tables are put into a finished run's rows."""
+"""``sdbench kernels`` as a user calls it. Without a GPU there are no timings, so figures for tables are put into a finished run."""
 
 import io
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +12,13 @@ import triton
 from rich.text import Text
 
 from sdbench.kernels import registry
-from sdbench.results import RunRecord, read_jsonl, strict_json
+from sdbench.records import RunRecord
+from sdbench.results import read_jsonl, strict_json
 from sdbench.suites.kernels.report import table
 
 SMALL = ["kernels", "--shapes", "8x32", "--device", "cpu", "--variant", "reference"]
 TWO = [*SMALL, "--variant", "lane_row"]
-US = {"linear": 4.0, "gemv": 3.0, "reference": 400.0, "lane_row": 2.0, "int8": 2.5, "fp8": 2.6}
+TIMED = ["kernels", "--shapes", "8x32", "--variant", "reference", "--variant", "lane_row", "--output", "run"]
 
 
 def strict(text: str) -> Any:
@@ -30,16 +30,6 @@ def strict(text: str) -> Any:
 
 def of_kernels(rows: list[dict[str, Any]], *kernels: str) -> list[dict[str, Any]]:
     return [row for row in rows if row["kernel"] in kernels]
-
-
-def put_timings(run: Path) -> None:
-    """Makes the rows of a finished run those of a GPU."""
-    rows = read_jsonl(run / "rows.jsonl")
-    for row in rows:
-        if row["record"] == "result" and row["outcome"] == "correct":
-            p50 = US[row["variant"]]
-            row |= {"us": {"p20": p50 - 0.25, "p50": p50, "p80": p50 + 0.25}, "us_reason": None, "gbps": 4123.4, "roofline": 0.876}
-    (run / "rows.jsonl").write_text("".join(strict_json(row) + "\n" for row in rows))
 
 
 @pytest.fixture
@@ -104,11 +94,8 @@ def test_output_holds_every_trial_and_resumes(sdbench, tmp_path, swap):
     sdbench(*call, "--effort", "full").refuses(2, "run holds a run with other arguments: effort")
 
 
-def test_speedups_and_the_best_of_each_kind(sdbench, tmp_path):
-    call = (*TWO, "--output", "run", "--json")
-    assert sdbench(*call).code == 0
-    put_timings(tmp_path / "run")
-    rows = {row["variant"]: row for row in of_kernels(strict(sdbench(*call).out)["rows"], "dense", "spmv")}
+def test_speedups_and_the_best_of_each_kind(sdbench, timed_run):
+    rows = {row["variant"]: row for row in of_kernels(strict(sdbench(*TIMED, "--json").out)["rows"], "dense", "spmv")}
     assert {name: row["best"] for name, row in rows.items()} == {"gemv": True, "linear": False, "reference": False, "lane_row": True}
     assert rows["lane_row"]["speedup"].items() >= {"linear": 2.0, "dense": 1.5}.items()  # over F.linear, and over the fastest dense
     assert rows["linear"]["speedup"].items() >= {"linear": 1.0, "dense": 0.75}.items()
@@ -116,34 +103,66 @@ def test_speedups_and_the_best_of_each_kind(sdbench, tmp_path):
 
 def test_options_that_a_shell_or_a_comparison_lets_through(sdbench, tmp_path):
     sdbench(*TWO, "--output", "").refuses(2, "is empty, or the current folder")
-    sdbench(*TWO, "--timeout", "nan").refuses(2, "is no number of seconds")
+    for option in ("--timeout", "--min-speedup"):
+        sdbench(*TWO, option, "nan").refuses(2, option, "is no number")
+    sdbench("e2e", "--min-speedup", "nan").refuses(2, "--min-speedup", "is no number")
     assert not list(tmp_path.iterdir())
 
 
-def test_slower_than_asked_for(sdbench, tmp_path):
-    call = (*TWO, "--output", "run", "--min-speedup")
-    untimed = sdbench(*call, 1.5)
-    assert untimed.code == 4 and untimed.err.splitlines()[-1] == "sdbench: error: slower than --min-speedup 1.5: no timings"
-    put_timings(tmp_path / "run")
-    assert sdbench(*call, 1.5).code == 0
-    slower = sdbench(*call, 1.6)
+def test_columns_are_explained_under_the_table(sdbench, timed_run):
+    lines = sdbench(*TIMED).out.splitlines()
+    assert [line.partition(":")[0] for line in lines[-3:]] == ["*", "% read roofline", "error"]
+    untimed = sdbench(*TWO).out.splitlines()
+    assert [line.partition(":")[0] for line in untimed[-2:]] == ["error", "no CUDA device"]
+    assert not any(line.startswith(("*", "% read roofline")) for line in untimed)
+
+
+def test_slower_than_asked_for(sdbench, timed_run):
+    assert sdbench(*TIMED, "--min-speedup", 1.5).code == 0
+    slower = sdbench(*TIMED, "--min-speedup", 1.6)
     assert slower.code == 4 and slower.err.splitlines()[-1] == "sdbench: error: slower than --min-speedup 1.6: 1.50 over the fastest dense"
     assert "2:4: sum of 1 shape 2.0 us, 2.00x over F.linear, 1.50x over the fastest dense" in slower.out
+    timed_run(us=None)
+    untimed = sdbench(*TIMED, "--min-speedup", 1.5)
+    assert untimed.code == 4 and untimed.err.splitlines()[-1] == "sdbench: error: slower than --min-speedup 1.5: no timings"
+
+
+@pytest.mark.parametrize("option", [("--min-speedup", 1.5), ("--plot", "plot.png"), ("--chain", 2)])
+def test_what_needs_timings_is_refused_before_a_run_without_any(option, sdbench, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    call = ("kernels", "--shapes", "64x64", "--output", "run", *option)
+    sdbench(*call).refuses(1, f"no CUDA device: {option[0]} needs timings, and those take a GPU; leave it out")
+    sdbench(*call, "--device", "cpu").refuses(2, f"--device cpu: {option[0]} needs timings")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_row_is_one_line_and_leaves_the_run_as_it_was(sdbench, tmp_path):
+    call = (*SMALL, "--output", "run")
+    whole = sdbench(*call, "--json").out
+    rows, record = read_jsonl(tmp_path / "run/rows.jsonl"), (tmp_path / "run/run.json").read_bytes()
+    number = next(number for number, row in enumerate(rows, start=1) if row["record"] == "result")
+    good = rows[number - 1]
+    for bad, fault in (({"pattern": 24}, "pattern: Input should be a valid string"), ({"config": "big"}, "config: Input should be")):
+        rows[number - 1] = good | bad
+        (tmp_path / "run/rows.jsonl").write_text("".join(strict_json(row) + "\n" for row in rows))
+        sdbench(*call).refuses(1, f"run/rows.jsonl, line {number}: a row of kind 'result' with a fault ({fault}", "take the line out")
+        assert (tmp_path / "run/run.json").read_bytes() == record
+    # What the message says to do is enough.
+    del rows[number - 1]
+    (tmp_path / "run/rows.jsonl").write_text("".join(strict_json(row) + "\n" for row in rows))
+    assert strict(sdbench(*call, "--json").out)["rows"] == strict(whole)["rows"]
 
 
 @pytest.mark.parametrize("width", [80, None])
-def test_no_figure_is_cut(width, sdbench, tmp_path, monkeypatch):
+def test_no_figure_is_cut(width, sdbench, timed_run, monkeypatch):
     """CASES 23: on a terminal of 80 columns, and piped."""
-    call = (*TWO, "--output", "run")
-    rows = strict(sdbench(*call, "--json").out)["rows"]
-    put_timings(tmp_path / "run")
-    rows = strict(sdbench(*call, "--json").out)["rows"]
+    rows = strict(sdbench(*TIMED, "--json").out)["rows"]
     out = io.StringIO()
     if width:
         monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
         monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys, "stdout", out)
-    assert sdbench(*call).code == 0
+    assert sdbench(*TIMED).code == 0
     lines = Text.from_ansi(out.getvalue()).plain.splitlines()
     numbers = [number for number, line in enumerate(lines) if line.startswith(" 8x32 ")]
     printed_lines = lines[: numbers[-1] + 1]
@@ -208,7 +227,9 @@ def test_nothing_that_could_run(sdbench):
         ("--pattern 2:3", "the group size must be one of 4, 8, 16, 32"),
         ("--pattern 2:4 --pattern 24", "write it as N:M"),
         ("--shapes 8x40 --pattern 16:32", "layer 8x40: in_features 40 is not a multiple of M=32"),
-        ("--shapes 8x32,8", "write OUTxIN"),
+        ("--shapes 8x32,8", "--shapes: '8' in '8x32,8' is no shape; write OUTxIN"),
+        ("--shapes 32X64", "--shapes: '32X64' is no shape; write 32x64"),
+        ("--shapes=", "--shapes is empty: write OUTxIN, for example 4096x2560, or the name of a model: qwen3-0.6b, "),
         ("--shapes qwen3-4bb", "did you mean 'qwen3-4b'?"),
         ("--variant lanerow", "did you mean 'lane_row'?"),
         ("--dtype int8", "'int8' is not one of 'bf16', 'fp16', 'fp32'"),

@@ -11,15 +11,21 @@ import click
 import pytest
 
 from sdbench import __version__, cli
+from sdbench.architectures import ARCHITECTURES
 from sdbench.calibrate.methods import METHODS
 from sdbench.calibrate.sources import SOURCES
+from sdbench.cli.options import SPMV_VARIANTS, TUNABLE_VARIANTS
 from sdbench.errors import CheckFailed, SdbenchError, UsageError
+from sdbench.kernels import registry
+from sdbench.suites.kernels.tune import tunable
 
 HEAVY = ("torch", "transformers", "triton", "numpy", "pandas", "pydantic")
 PAGES = {
     "": ["sdbench e2e --calib decode", "sdbench kernels --pattern 2:4", "split", "env"],
     "e2e": ["sdbench e2e --calib decode", "--model", "--min-speedup", "default: 512; 160"],
-    "kernels": ["sdbench kernels --pattern 2:4", "--shapes", "--variant"],
+    "kernels": ["sdbench kernels --pattern 2:4", "--shapes", "--variant", "llama-3.1-8b", "lsb_scan"],
+    "tune": ["sdbench tune --pattern 2:4", "--export"],
+    "decode": ["sdbench decode --model random:Qwen/Qwen3-4B-Instruct-2507", "--context", "--profile"],
     "report": ["sdbench report run", "--format", "--plot", "--html"],
     "runs": ["sdbench runs results --json", "FOLDER"],
     "compare": ["sdbench compare before after", "--fail-over", "default: 5%"],
@@ -70,6 +76,16 @@ def test_the_help_of_e2e_names_every_source_and_method() -> None:
     told = {parameter.name: parameter.help for parameter in importlib.import_module("sdbench.cli.e2e").command.params}
     assert all(name in told["calib"] for name in SOURCES)
     assert all(name in told["method"] for name in METHODS)
+
+
+def test_the_help_of_kernels_and_tune_names_every_variant_and_model() -> None:
+    """Variants are written out there, since the registry imports torch."""
+    assert tuple(variant.name for variant in registry.variants("spmv")) == SPMV_VARIANTS
+    assert tuple(dict.fromkeys(variant.name for variant in tunable())) == TUNABLE_VARIANTS
+    for name, variants in (("kernels", SPMV_VARIANTS), ("tune", TUNABLE_VARIANTS)):
+        told = {parameter.name: parameter.help for parameter in importlib.import_module(f"sdbench.cli.{name}").command.params}
+        assert ", ".join(variants) in told["variants"]
+        assert ", ".join(ARCHITECTURES) in told["shapes"]
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ ARGUMENTS = {"model": "demo", "pattern": "2:4", "method": "wanda", "calib": ["de
 def fidelity(arm: str, example: str, kl: float, positions: int, prefill: str = "dense", agreement: float = 0.5) -> dict[str, Any]:
     return {
         "record": "fidelity", "arm": arm, "prefill": prefill, "example": example, "positions": positions, "kl": kl, "agreement": agreement,
+        "first_divergence": None,
     }  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """``sdbench prune``: a checkpoint that says what it was made of, goes on after a kill, and is never half there."""
 
 import json
-import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,17 @@ import torch
 from safetensors.torch import load_file
 
 import sdbench as package
+from sdbench.calibrate.collect import statistics_of
 from sdbench.calibrate.magnitude import keep_mask
-from sdbench.checkpoints import write
+from sdbench.calibrate.sequential import BlockWalk
 from sdbench.checkpoints.files import CheckpointFiles
 from sdbench.checkpoints.verify import verify
 from sdbench.engine.packed_linear import PackedLinear
+from sdbench.errors import CheckFailed
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
-from sdbench.results import RunDirectory
+from sdbench.results import RunDirectory, RunRecord, read_jsonl
 from sdbench.suites import prune
-from sdbench.suites.data import make_manifest
 
 SMALL = ("--calibration-examples", 3, "--max-tokens", 12, "--device", "cpu")
 
@@ -94,9 +95,12 @@ def test_the_default_is_the_demo_model_and_a_table_for_people(sdbench):
     done = sdbench("prune", "--output", "out", "--calib", "prefill", "--calibration-examples", 1, "--device", "cpu")
     assert done.code == 0, done.err
     assert done.err.startswith("model: demo (the default without a CUDA device")
-    first, layers, calibration, size, seconds, then = done.out.splitlines()
+    first, layers, calibration, size, memory, seconds, then = done.out.splitlines()
+    assert memory.startswith("peak memory: ")
     assert (first, layers, then) == ("out: demo at 2:4, wanda, packed", "pruned layers: 28", "next: sdbench verify out")
     assert calibration.startswith("calibration: prefill, 1 examples, ") and seconds.startswith("seconds: load ")
+    stages = [part.split()[0] for part in seconds.removeprefix("seconds: ").split(", ")]
+    assert stages == ["load", "hash", "collection", "pruning", "packing", "writing"]
     share = float(size.split()[4])
     # Between the mask and half of the values in fp32 (17/32), and all of the embedding as it was.
     assert 17 / 32 < share < 0.65
@@ -109,13 +113,74 @@ def test_a_random_model_has_no_tokenizer_and_needs_none(sdbench, checkpoint):
     assert found["provenance"]["calibration"]["rows"] == {"min": 33, "max": 33}
 
 
+def test_what_calibration_took(sdbench, checkpoint):
+    """A random model's replies have a known length: what is reported of their speed can be checked."""
+    model = f"random:{checkpoint()}"
+    base = ("--model", model, "--prompt-tokens", 5, "--method", "sparsegpt", "--batch-size", 2)
+    found = pruned(sdbench, *base, "--output", "out", "--run-directory", "run")
+    seconds, speed = found["seconds"], found["calibration"]
+    assert list(seconds) == ["load", "hash", "capture", "generation", "replay check", "collection", "pruning", "packing", "writing"]
+    assert all(time >= 0 for time in seconds.values())
+    assert speed["generated_tokens"] == 3 * 12
+    assert speed["tokens_per_second"] == pytest.approx(36 / seconds["generation"])
+    assert speed["collection_overhead"] == pytest.approx(seconds["collection"] / seconds["generation"])
+    assert speed["generation"] == {"path": "transformers, eager", "reason": None, "batch": 2}
+    assert found["peak_bytes"] is None or found["peak_bytes"] > 0
+    # The run directory stays, without what is in the checkpoint now, and has the same figures.
+    assert sorted(path.name for path in Path("run").iterdir()) == ["rows.jsonl", "run.json"]
+    assert RunRecord.model_validate_json(Path("run/run.json").read_bytes()).outcome == "complete"
+    *_, result = read_jsonl(Path("run/rows.jsonl"))
+    assert result["record"] == "result" and result["seconds"] == seconds and result["calibration"] == speed
+    assert result["provenance"] == found["provenance"]["sha256"]
+    lines = sdbench("prune", *SMALL, *base, "--output", "other").out.splitlines()
+    assert lines[3].startswith("calibration replies: 36 tokens at ") and lines[3].endswith(" tok/s, 2 at once by transformers, eager")
+    assert lines[4].startswith("collecting added: ") and lines[4].endswith("% of that time")
+
+
+@pytest.mark.parametrize("mode", [(), ("--sequential",)], ids=["one pass", "sequential"])
+def test_one_block_of_hessians_at_a_time(mode, sdbench, checkpoint, monkeypatch):
+    """Neither the sums of the block before nor what became of them is in memory when the next one is collected."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    collected = BlockWalk.collect
+
+    def collect(self, kind, *, advance):
+        assert not [hessian for hessian in alive if hessian() is not None]
+        sums = collected(self, kind, advance=advance)
+        alive.extend(weakref.ref(layer.total) for layer in sums.values())
+        return sums
+
+    def normalise(sums):
+        statistics = statistics_of(sums)
+        alive.extend(weakref.ref(layer.hessian) for layer in statistics.values())
+        return statistics
+
+    monkeypatch.setattr(BlockWalk, "collect", collect)
+    monkeypatch.setattr("sdbench.suites.e2e.calibration.statistics_of", normalise)
+    monkeypatch.setattr("sdbench.calibrate.sequential.statistics_of", normalise)
+    pruned(sdbench, "--model", checkpoint(), "--output", "out", "--method", "sparsegpt", *mode)
+    assert len(alive) == 2 * 14
+
+
+def test_a_model_that_is_no_chain_of_blocks_is_collected_at_once_and_told(sdbench, checkpoint, monkeypatch):
+    base = ("--model", checkpoint(), "--method", "sparsegpt", "--output")
+    whole = pruned(sdbench, *base, "whole")
+
+    def refuse(*arguments):
+        raise CheckFailed("model.layers.1 gets other hidden states")
+
+    monkeypatch.setattr(BlockWalk, "__init__", refuse)
+    done = sdbench("prune", "--json", *SMALL, *base, "out")
+    assert "Hessians of all layers at once, since the model cannot be run block by block: model.layers.1 gets other" in done.err
+    assert content(json.loads(done.out)) == content(whole)
+
+
 KILL = """
 import os, signal, sys
-from sdbench.results import RunDirectory
+from sdbench.results import RunDirectory, RunRecord, read_jsonl
 add_row = RunDirectory.add_row
 def add_and_die(self, row):
     add_row(self, row)
-    if sum(row["record"] == "layer" for row in self.rows) == {layers}:
+    if sum(row["record"] == {record!r} for row in self.rows) == {count}:
         os.kill(os.getpid(), signal.SIGKILL)
 RunDirectory.add_row = add_and_die
 from sdbench.cli import main
@@ -124,19 +189,49 @@ main()
 """
 
 
-def test_a_killed_run_goes_on(sdbench, checkpoint, tmp_path, monkeypatch):
-    base = ("--model", checkpoint(), "--method", "sparsegpt")
-    whole = pruned(sdbench, *base, "--output", "whole")
-    argv = ["sdbench", "prune", "--json", *map(str, (*SMALL, *base)), "--output", "out"]
-    code = KILL.format(layers=9, argv=argv)
+def kill(tmp_path: Path, record: str, count: int, *arguments: Any) -> None:
+    """Runs the command until so many rows of a kind are there, then kills it."""
+    code = KILL.format(record=record, count=count, argv=["sdbench", "prune", "--json", *map(str, (*SMALL, *arguments))])
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == -9, done.stderr
+
+
+def test_a_killed_run_goes_on(sdbench, checkpoint, tmp_path, monkeypatch):
+    """Layer 9 is the second of three that are pruned together: the third comes out the same alone."""
+    base = ("--model", checkpoint(), "--method", "sparsegpt")
+    whole = pruned(sdbench, *base, "--output", "whole")
+    kill(tmp_path, "layer", 9, *base, "--output", "out")
     assert not (tmp_path / "out").exists() and len(list(tmp_path.glob("out.work-*"))) == 1
     monkeypatch.setattr(prune, "calibrate", None)  # the calibration texts are there: nothing is answered again
     found = pruned(sdbench, *base, "--output", "out")
     assert found["resumed_layers"] == 9
     assert content(found) == content(whole)
     assert not list(tmp_path.glob("out.work-*"))
+    assert found["calibration"]["collection_overhead_reason"] == "no reply was decoded by this process"
+
+
+def test_a_run_that_is_killed_while_it_answers_keeps_its_replies(sdbench, checkpoint, tmp_path):
+    base = ("--model", f"random:{checkpoint()}", "--prompt-tokens", 5, "--batch-size", 1, "--output")
+    whole = pruned(sdbench, *base, "whole")
+    kill(tmp_path, "replies", 2, *base, "out")
+    found = pruned(sdbench, *base, "out")
+    # One of three replies of 12 tokens was missing.
+    assert found["calibration"]["generated_tokens"] == 12
+    assert found["calibration"]["collection_overhead_reason"] == "an earlier run did a part of it"
+    assert content(found) == content(whole)
+
+
+def test_a_layer_whose_file_is_torn_is_pruned_again(sdbench, checkpoint, tmp_path):
+    base = ("--model", checkpoint(), "--method", "sparsegpt", "--output")
+    whole = pruned(sdbench, *base, "whole")
+    kill(tmp_path, "layer", 9, *base, "out")
+    (work,) = tmp_path.glob("out.work-*")
+    file = work / "layer-00003.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    (work / "layer-00004.safetensors").unlink()
+    found = pruned(sdbench, *base, "out")
+    assert found["resumed_layers"] == 7
+    assert content(found) == content(whole)
 
 
 @pytest.fixture
@@ -184,71 +279,3 @@ def test_a_changed_model_does_not_go_on_either(sdbench, checkpoint, interrupted,
     monkeypatch.setattr(prune, "state_sha256", lambda state: "0" * 64)
     done = sdbench("prune", *SMALL, "--model", model, "--output", "out")
     done.refuses(1, "another model than the one that the interrupted run in out.work-")
-
-
-class TestRefused:
-    def test_an_output_that_is_there(self, sdbench, tmp_path):
-        (tmp_path / "out").mkdir()
-        sdbench("prune", "--output", tmp_path / "out").refuses(2, "out is there already; choose another --output, or remove it")
-
-    def test_a_packed_checkpoint_as_the_model(self, sdbench, checkpoint):
-        pruned(sdbench, "--model", checkpoint(), "--output", "packed", "--method", "magnitude")
-        sdbench("prune", *SMALL, "--model", "packed", "--output", "out").refuses(
-            1, "is pruned and packed already; give the dense checkpoint"
-        )
-        assert not Path("out").exists()
-
-    def test_not_enough_disk(self, sdbench, checkpoint, monkeypatch):
-        usage = shutil.disk_usage(".")
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=write.SLACK_BYTES + 1000))
-        sdbench("prune", *SMALL, "--model", checkpoint(), "--output", "out").refuses(1, "not enough disk for out", "0.07 GB are free")
-        assert not Path("out").exists()
-
-    def test_a_disk_that_is_full_after_all(self, sdbench, checkpoint, monkeypatch):
-        def fail(*arguments: Any, **options: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        model = checkpoint()
-        with monkeypatch.context() as patch:
-            patch.setattr(write, "save_file", fail)
-            sdbench("prune", *SMALL, "--model", model, "--output", "out").refuses(1, "cannot write out: No space left on device")
-        assert not Path("out").exists() and not list(Path().glob(".out*"))
-        assert pruned(sdbench, "--model", model, "--output", "out")["resumed_layers"] == 14
-
-    def test_an_output_that_cannot_be_written(self, sdbench, checkpoint, tmp_path):
-        (tmp_path / "file").write_text("")
-        sdbench("prune", *SMALL, "--model", checkpoint(), "--output", tmp_path / "file" / "out").refuses(1, "cannot write")
-
-    def test_no_output(self, sdbench):
-        sdbench("prune").refuses(2, "Missing option '--output'")
-
-    @pytest.mark.parametrize(
-        ("arguments", "code", "message"),
-        [
-            (("--calib", "decod"), 2, "did you mean decode"),
-            (("--method", "wand"), 2, "did you mean wanda"),
-            (("--pattern", "5:4"), 2, "N must lie between 1 and 3"),
-            (("--targets", "up_prj"), 2, "did you mean up_proj"),
-            (("--train", "train.jsonl"), 2, "--train and --split-manifest go together"),
-            (("--calibration-examples", 1000), 2, "1000 examples asked for"),
-        ],
-    )
-    def test_wrong_arguments(self, arguments, code, message, sdbench, checkpoint):
-        sdbench("prune", "--device", "cpu", "--model", checkpoint(), "--output", "out", *arguments).refuses(code, message)
-        assert not Path("out").exists()
-
-    def test_a_width_that_is_no_multiple(self, sdbench, checkpoint):
-        """CASES 6: names the layer, the width and M."""
-        model = checkpoint(intermediate_size=40)
-        done = sdbench("prune", *SMALL, "--model", model, "--output", "out", "--pattern", "16:32")
-        done.refuses(2, "layer model.layers.0.mlp.down_proj: in_features 40 is not a multiple of M=32")
-
-    def test_a_changed_training_file(self, sdbench, checkpoint, tmp_path):
-        for name, text in (("train", "1 + 1?"), ("validation", "2 + 2?")):
-            (tmp_path / f"{name}.jsonl").write_text(json.dumps({"question": text, "answer": "#### 2"}) + "\n")
-        make_manifest("train.jsonl", "validation.jsonl", "r1").write("manifest.json")
-        Path("validation.jsonl").unlink()  # only the training part is read
-        files = ("--train", "train.jsonl", "--split-manifest", "manifest.json", "--calibration-examples", 1)
-        pruned(sdbench, "--model", checkpoint(), "--output", "out", *files)
-        Path("train.jsonl").write_text(json.dumps({"question": "1 + 2?", "answer": "#### 3"}) + "\n")
-        sdbench("prune", "--model", "tiny", "--output", "other", *files).refuses(3, "is not the train part that manifest.json pins")

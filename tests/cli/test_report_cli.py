@@ -65,9 +65,13 @@ CHAIN = {
     "pattern": "2:4",
     "layers": 36,
     "us": {"p20": 900.0, "p50": 1000.0, "p80": 1100.0},
+    "us_reason": None,
     "outcome": "correct",
     "speedup": {"linear": 2.0, "dense": 1.5},
 }
+
+
+TRIAL = {"record": "trial", "config": {"splits": 1}, "outcome": "correct", "error": 1e-7, "us": None, "message": None}
 
 
 def arm(name: str, rate: float | None, **changes: Any) -> dict[str, Any]:
@@ -101,6 +105,12 @@ def arm(name: str, rate: float | None, **changes: Any) -> dict[str, Any]:
         "attempt": 1,
     }
     return made | ({} if pruned else {"baselines": {"eager": rate}}) | changes
+
+
+AUDITED = {"attempt": 1, "started": "2026-12-01T00:00:00+00:00", "outcome": "failed"}
+SAMPLE = {
+    "ids": [7, 2], "match": None, "eos": True, "truncated": False, "tokens": 2, "kernel_calls": 0, "expected_kernel_calls": 0,
+}  # fmt: skip
 
 
 def strict(text: str) -> Any:
@@ -187,7 +197,7 @@ class TestTheSameAsTheCommand:
 
 class TestKernels:
     def test_speedups_sums_and_chains_from_the_rows(self, sdbench, saved_run):
-        saved_run("run", "kernels", ASKED, [*ROWS, CHAIN, {"record": "trial", "kernel": "spmv"}])
+        saved_run("run", "kernels", ASKED, [*ROWS, CHAIN, TRIAL])
         out = sdbench("report", "run").out
         assert SUMS in out.splitlines()
         assert "chain of 36 layers, 2:4: 1000 us, 1.50x over the fastest dense" in out.splitlines()
@@ -220,21 +230,16 @@ class TestKernels:
 
 class TestUnfinished:
     def test_what_is_there_is_shown_and_said_to_be_all(self, sdbench, saved_run):
-        attempts = [
-            {"attempt": 1, "started": "2026-12-01T00:00:00+00:00", "outcome": "interrupted", "reason": "killed"},
-            {"attempt": 2, "started": "2026-12-01T00:00:00+00:00", "outcome": "failed", "reason": "[b]no luck", "changed": {"git": None}},
-        ]
-        saved_run("run", "kernels", ASKED, ROWS[:3], outcome="failed", outcome_reason="[b]no luck", audit=attempts)
+        saved_run("run", "kernels", ASKED, ROWS[:3], outcome="failed", outcome_reason="[b]no luck", audit=2 * [AUDITED])
         done = sdbench("report", "run")
         assert (done.code, done.err) == (0, "")
-        first, second, third, *_, last = done.out.splitlines()
-        assert first.endswith("no git commit recorded, failed in 2 attempts")
+        first, second, *_ = done.out.splitlines()
+        assert first.endswith("commit 0123456, failed in 2 attempts")
         assert second == "NOT A COMPLETE RUN ([b]no luck): what follows, sums included, is over what is there"
-        assert third == "attempt 2 ran with another git than the first"
-        assert last == "2:4: sum of 1 shape 4.0 us, 3.00x over F.linear, 2.00x over the fastest dense"
+        assert "2:4: sum of 1 shape 4.0 us, 3.00x over F.linear, 2.00x over the fastest dense" in done.out.splitlines()
 
     def test_an_arm_with_answers_and_no_rate(self, sdbench, saved_run):
-        samples = [{"arm": name, "example": f"00{n}"} for name, count in (("dense", 4), ("decode", 3)) for n in (*range(count), 0)]
+        samples = [SAMPLE | {"arm": name, "example": f"00{n}"} for name, count in (("dense", 4), ("decode", 3)) for n in (*range(count), 0)]
         saved_run("run", "e2e", E2E, [arm("dense", 100.0)], samples, outcome="running", audit=[])
         out = sdbench("report", "run").out.splitlines()
         assert "NOT A COMPLETE RUN (it is going on, or was killed)" in out[1]
@@ -346,8 +351,20 @@ class TestBadInput:
         sdbench("report", "run").refuses(1, "run/run.json is no sdbench.run/1 record", "Invalid JSON")
 
     def test_rows_that_cannot_be_read(self, sdbench, saved_run):
-        saved_run("old", "kernels", ASKED, [{"record": "result", "kernel": "spmv"}])
-        sdbench("report", "old").refuses(1, "old: rows of sdbench 0.1.0 that this one cannot read (KeyError: ")
+        for changes, fault in (
+            ({"variant": None}, "variant: Input should be a valid string"),
+            ({"us": {"p50": "4.0"}}, "us.p20: Field required"),
+            ({"of_shape": [16, "32"]}, "of_shape.1: Input should be a valid integer"),
+            ({"record": None}, "a row without its kind ('record')"),
+        ):
+            name = f"bad{len(fault)}"
+            saved_run(name, "kernels", ASKED, [*ROWS[:2], ROWS[2] | changes])
+            sdbench("report", name).refuses(1, f"{name}/rows.jsonl, line 3: a row ", fault, "take the line out", "measures it again")
+        lacking = {name: value for name, value in ROWS[2].items() if name != "gbps"}
+        saved_run("old", "kernels", ASKED, [lacking])
+        sdbench("report", "old").refuses(1, "old/rows.jsonl, line 1: a row of kind 'result' with a fault (gbps: Field required)")
+        saved_run("e2e", "e2e", E2E, [arm("dense", 100.0)], [SAMPLE | {"arm": "dense"}])
+        sdbench("report", "e2e").refuses(1, "e2e/samples.jsonl, line 1: a sample with a fault (example: Field required)")
         saved_run("other", "sweep", {})
         sdbench("report", "other").refuses(
             2, "other holds a run of 'sdbench sweep', which has no report; those that do: kernels, tune, e2e"

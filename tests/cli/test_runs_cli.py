@@ -55,7 +55,7 @@ def test_the_table(shelf, sdbench, caplog):
         ("cut", "cut/run.json is no sdbench.run/1 record (Invalid JSON"),
         ("alone", "alone is no run directory: its run.json cannot be read (No such file or directory)"),
         ("lost", "lost/run.json says complete, but lost/rows.jsonl is missing"),
-        ("other", "other/run.json is no sdbench.run/1 record (Field required)"),
+        ("other", "other/run.json is no sdbench.run/1 record (schema: Field required)"),
     ):
         assert table_line(done.out, name, "damaged")[:4] == [name, "-", "damaged", "-"]
         assert any(line.startswith(f"{name}: {reason}") for line in lines), name

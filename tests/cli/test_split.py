@@ -45,7 +45,7 @@ def test_three_files_and_json(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nothing.jsonl", "--output", "parts"], 1, "cannot read nothing.jsonl: No such file or directory"),
+        (["nothing.jsonl", "--output", "parts"], 2, "cannot read nothing.jsonl: No such file or directory"),
         (["plums.jsonl"], 2, "say where the parts go"),
         (["plums.jsonl", "--train-out", "a.jsonl"], 2, "say where the parts go"),
         (["plums.jsonl", "--output", "parts", "--validation-size", "many"], 2, "'many' is neither a count"),

@@ -156,7 +156,7 @@ class TestSplit:
         ("--task gsm8", 2, "unknown task 'gsm8'; did you mean gsm8k"),
         ("--task arithmetic --data mine.jsonl", 2, "task arithmetic comes with its data"),
         ("--task writingbench", 2, "task writingbench needs its data"),
-        ("--task gsm8k --data none.jsonl", 1, "cannot read none.jsonl"),
+        ("--task gsm8k --data none.jsonl", 2, "cannot read none.jsonl"),
         ("--task gsm8k --data mine.jsonl", 2, "the source has 3 distinct questions"),
         ("--task classeval --data mine.jsonl", 1, "mine.jsonl, line 1: no text 'skeleton', which task classeval needs"),
         ("--task fidelity --data mine.jsonl --calib teacher-forced", 2, "needs reference answers, and task fidelity has none"),

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from sdbench import devices, environment
 from sdbench.kernels import tuned
 from sdbench.suites.kernels import tune
 from sdbench.suites.kernels.runner import Local
 from sdbench.timing import Times
 
 SMALL = ["tune", "--shapes", "8x32", "--variant", "portable"]
-GPU = {"name": "NVIDIA H200", "capability": "9.0"}
 
 
 def times(calls: Any, *, replays: int) -> Times:
@@ -24,24 +22,13 @@ def times(calls: Any, *, replays: int) -> Times:
     return Times(0.9, 1.0, 1.1)
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine whose GPU is the CPU."""
-    resolve, describe, run = devices.resolve_device, environment.describe, tune.run
-    monkeypatch.setenv("SDBENCH_CACHE", str(tmp_path / "cache"))
-    device = type("Device", (), {"type": "cuda"})()
-    monkeypatch.setattr(devices, "resolve_device", lambda text: device if text == "auto" else resolve(text))
-    monkeypatch.setattr(environment, "describe", lambda target: describe(None) | {"gpu": GPU})
-    monkeypatch.setattr("sdbench.kernels.launching.capability", lambda device: 90)
-
-    def on_cpu(options: Any, directory: Any, progress: Any) -> Any:
-        return run(in_fact(options), directory, progress, Local(times))
-
-    def in_fact(options: Any) -> Any:
-        object.__setattr__(options, "device", torch.device("cpu"))
-        return options
-
-    monkeypatch.setattr(tune, "run", on_cpu)
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """On the machine whose GPU is the CPU, the suite's own run with a timer of this file."""
+    if "gpu" not in request.fixturenames:
+        return
+    on_cpu, run = request.getfixturevalue("gpu"), tune.run
+    monkeypatch.setattr(tune, "run", lambda options, directory, progress: run(on_cpu(options), directory, progress, Local(times)))
 
 
 def test_without_a_gpu_one_line_says_what_to_do(sdbench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +56,14 @@ def test_usage(arguments: str, message: str, sdbench: Any, gpu: None, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("arguments", ["--shapes 8X32", "--pattern 5:4", "--variant lanerow", "--effort none --export choices.json"])
+def test_what_was_typed_is_checked_before_a_gpu_is_missed(arguments: str, sdbench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = sdbench(*SMALL, *arguments.split())
+    done.refuses(2)
+    assert "CUDA" not in done.err
+
+
 def test_an_export_that_could_not_be_written_is_refused_before_the_run(sdbench: Any, gpu: None, tmp_path: Path) -> None:
     (tmp_path / "sm_100.json").write_text(tuned.Shipped(schema=tuned.SET_SCHEMA, capability=100, choices=()).dump())
     (tmp_path / "text.json").write_text("no JSON")
@@ -82,7 +77,7 @@ def test_a_run_prints_a_table_keeps_its_choice_and_exports_it(sdbench: Any, gpu:
     done = sdbench(*SMALL, "--pattern", "2:4", "--pattern", "1:4", "--output", "run", "--export", "sm_90.json", "--json")
     assert done.code == 0, done.err
     document = json.loads(done.out)
-    assert document["schema"] == "sdbench.tune/1" and document["environment"]["gpu"] == GPU
+    assert document["schema"] == "sdbench.tune/1" and document["environment"]["gpu"]["name"] == "NVIDIA H200"
     assert [(row["variant"], row["pattern"], row["outcome"]) for row in document["rows"]] == [
         ("portable", "2:4", "correct"), ("portable", "1:4", "correct"),
     ]  # fmt: skip
@@ -96,6 +91,7 @@ def test_a_run_prints_a_table_keeps_its_choice_and_exports_it(sdbench: Any, gpu:
 
     again = sdbench(*SMALL, "--pattern", "2:4", "--pattern", "1:4", "--output", "run")
     assert again.code == 0
+    assert (tmp_path / "run/report.md").read_text().startswith("### Fastest right configs on NVIDIA H200\n")
     lines = again.out.splitlines()
     assert lines[0] == "Fastest right configs on NVIDIA H200" and "s of compiling" in lines[-1]
     row = next(line for line in lines if "2:4" in line).split()

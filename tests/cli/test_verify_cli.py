@@ -87,7 +87,7 @@ def test_transposed(sdbench, checkpoint):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("nowhere",), 1, "is no checkpoint folder: cannot read config.json"),
+        (("nowhere",), 2, "is no checkpoint folder: cannot read config.json"),
         (("pruned", "--pattern", "2-4"), 2, "write it as N:M"),
         (("pruned", "--pattern", "4:8"), 3, "config.json: names the pattern 2:4, not 4:8"),
     ],

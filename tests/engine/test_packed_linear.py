@@ -10,6 +10,7 @@ from sdbench.engine.greedy import greedy
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
 from sdbench.engine.phase import phase
 from sdbench.errors import CheckFailed
+from sdbench.kernels.spmm import spmm
 from sdbench.kernels.spmv import BoundSpmv
 from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import Pattern
@@ -99,3 +100,21 @@ def test_a_wrong_kernel_never_gets_into_a_model(monkeypatch: pytest.MonkeyPatch)
     ):
         pass
     assert model[0] is linear
+
+
+def test_a_wrong_product_of_several_tokens_never_gets_into_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(8, 3, bias=False))
+    weights = {"0": packed(torch.eye(3, 8) + 1)}
+    monkeypatch.setattr("sdbench.engine.packed_linear.spmm", lambda weight, x: 1.001 * spmm(weight, x))
+    with pytest.raises(CheckFailed, match="layer 0: the packed product of 2 tokens is wrong"), packed_linears(model, weights, "pruned"):
+        pass
+    # Original weights for the prompt: that product is never asked for.
+    with packed_linears(model, weights, "dense") as modules:
+        assert modules["0"].prefill_weight is not None
+
+
+def test_a_pruned_prompt_needs_no_dense_copy() -> None:
+    model = nn.Sequential(nn.Linear(8, 3))
+    with packed_linears(model, {"0": packed(model[0].weight)}, "pruned") as modules:
+        assert modules["0"].prefill_weight is None
+        assert [tensor.shape for tensor in modules["0"].state_dict().values()] == [(3,)]

@@ -4,11 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sdbench.errors import SdbenchError, UsageError
-from sdbench.results import RunRecord
-from sdbench.suites.compare import Comparison, Finding, compare
+from sdbench.records import RunRecord
+from sdbench.results import strict_json
+from sdbench.suites.compare import COLUMNS, Comparison, Finding, compare
 from sdbench.suites.runs import SavedRun
+from sdbench.tables import to_markdown
 
 NAN = float("nan")
 
@@ -91,6 +95,20 @@ def test_slower_is_beyond_the_threshold_and_beyond_both_spreads(before: Any, aft
     rates = [tuple(1 / time for time in reversed(times)) if isinstance(times, tuple) else 1 / times for times in (before, after)]
     (found,) = e2e(arm("decode", rates[0]), arm("decode", rates[1])).findings
     assert (found.verdict, found.figure, found.ratio) == (verdict, "tok/s", pytest.approx(ratio))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ((9.9, 10.0, 10.1), (10.0, 11.0, 11.2), "slower within noise: the spreads overlap"),
+        ((10.0, 11.0, 11.2), (9.9, 10.0, 10.1), "faster within noise: the spreads overlap"),
+        ((9.9, 10.0, 10.1), (10.2, 10.4, 10.5), "slower within noise: up to 5%"),
+        ((9.9, 10.0, 10.1), (9.9, 10.0, 10.1), None),
+        ((9.9, 10.0, 10.1), (10.8, 11.0, 11.2), None),
+    ],
+)
+def test_a_difference_within_noise_is_called_so(before: Any, after: Any, reason: str | None) -> None:
+    assert kernels(product(before), product(after)).reason == reason
 
 
 def test_the_threshold_is_the_callers() -> None:
@@ -229,9 +247,9 @@ def test_findings_are_sorted_by_severity_then_by_ratio() -> None:
     ("before", "after", "verdict", "reason"),
     [
         ("1111111", "0000001", "worse", "6 lost, 0 gained, exact McNemar p = 0.031"),
-        ("1111111", "0000011", "same", "5 lost, 0 gained, exact McNemar p = 0.062"),
+        ("1111111", "0000011", "same", "5 lost, 0 gained, exact McNemar p = 0.062, within noise"),
         ("0000001", "1111111", "better", "0 lost, 6 gained, exact McNemar p = 0.031"),
-        ("1111111000", "0000001111", "same", "6 lost, 3 gained, exact McNemar p = 0.51"),
+        ("1111111000", "0000001111", "same", "6 lost, 3 gained, exact McNemar p = 0.51, within noise"),
     ],
 )
 def test_answers_are_worse_beyond_what_chance_gives(before: str, after: str, verdict: str, reason: str) -> None:
@@ -306,3 +324,75 @@ def test_what_cannot_be_compared() -> None:
     with pytest.raises(SdbenchError, match="no row in common") as raised:
         compare(runs["kernels"], saved("new", "kernels", [product(1.0, layer="other")]), 0.05)
     assert raised.value.exit_code == 5
+
+
+def fidelity(name: str, *kls: float, prefill: str = "dense", positions: int = 10) -> list[dict[str, Any]]:
+    made = {"record": "fidelity", "arm": name, "prefill": prefill, "positions": positions, "agreement": 0.5, "first_divergence": None}
+    return [made | {"example": f"q{number}", "kl": kl} for number, kl in enumerate(kls)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict", "ratio"),
+    [
+        ((1.0, 2.0, 3.0, 2.0), (2.0, 4.0, 6.0, 4.0), "worse", 0.5),  # twice as far on every example: the interval is a point
+        ((2.0, 4.0, 6.0, 4.0), (1.0, 2.0, 3.0, 2.0), "better", 2.0),
+        ((1.0, 3.0, 1.0, 3.0), (3.0, 1.0, 3.0, 1.1), "same", 8 / 8.1),
+        ((1.0, 2.0), (1.0, 2.0), "same", 1.0),
+        ((1.0,), (2.0,), "no ratio", None),
+    ],
+)
+def test_fidelity_is_compared_on_the_examples_of_both(before: Any, after: Any, verdict: str, ratio: float | None) -> None:
+    """An example of one run alone says nothing, however good it is."""
+    only = {"arguments": {"fidelity": "only"}}
+    base = saved("base", "e2e", [arm("decode", None), *fidelity("decode", *before)], **only)
+    new = saved("new", "e2e", [arm("decode", None), *fidelity("decode", *after, 0.0001)], **only)
+    comparison = compare(base, new, 0.05)
+    (found,) = comparison.findings
+    assert (found.verdict, found.figure, found.key) == (verdict, "KL", {"arm": "decode", "prefill": "dense"})
+    assert found.ratio == (pytest.approx(ratio) if ratio else None)
+    assert (found.base, found.new) == (pytest.approx(sum(before) / len(before)), pytest.approx(sum(after) / len(after)))
+    assert bool(comparison.regressions) == (verdict == "worse")
+    assert ("within noise" in str(found.reason)) == (verdict == "same" and ratio != 1)
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 300) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["p20", "p50", "p80", "x"]), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@st.composite
+def spoilt(draw: st.DrawFn, whole: dict[str, Any]) -> dict[str, Any]:
+    """A line with some of its fields gone, or holding anything that JSON can."""
+    line = dict(whole)
+    for name in draw(st.lists(st.sampled_from([name for name in whole if name != "record"]), max_size=4)):
+        if draw(st.booleans()):
+            line.pop(name, None)
+        else:
+            line[name] = draw(ANY)
+    return line
+
+
+GOOD = {
+    "kernels": [product((9.0, 10.0, 11.0)), product(8.0, variant="linear")],
+    "e2e": [arm("decode", (9.0, 10.0, 11.0), answer_match=1, eos=0), *fidelity("decode", 1.0, 2.0)],
+}
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data(), st.sampled_from(sorted(GOOD)))
+def test_cases_20_no_line_however_damaged_is_a_crash(data: st.DataObject, command: str) -> None:
+    def drawn() -> SavedRun:
+        rows = [data.draw(spoilt(one)) for one in GOOD[command]]
+        samples = [data.draw(spoilt(one | {"attempt": 1})) for one in answers("decode", "10")] if command == "e2e" else []
+        return saved("run", command, rows, samples)
+
+    try:
+        found = compare(drawn(), drawn(), 0.05)
+    except SdbenchError as error:
+        assert "nothing to compare" in str(error)
+        return
+    strict_json(found.document())
+    to_markdown(COLUMNS, found.cells())
+    assert all(isinstance(line, str) for line in [*found.lines(), *(one.label for one in found.findings)])

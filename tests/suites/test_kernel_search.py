@@ -45,6 +45,17 @@ def test_a_nan_in_the_output_is_incorrect() -> None:
     assert trial.error is not None and math.isnan(trial.error)
 
 
+@pytest.mark.parametrize("place", [-1, 32])
+def test_a_read_beside_x_is_incorrect_even_times_zero(place: int) -> None:
+    """CASES 11."""
+
+    def launch(packed, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        beside = x.as_strided((1,), (1,), x.storage_offset() + place)
+        return right(packed, x, y, config).add_(0 * beside)
+
+    assert check(fake(launch), operand(), {}, torch.Generator()).outcome == "incorrect"
+
+
 def test_an_output_that_is_not_written_is_incorrect() -> None:
     trial = check(fake(lambda packed, x, y, config: y), operand(), {}, torch.Generator())
     assert trial.outcome == "incorrect"
@@ -188,7 +199,10 @@ def test_shapes() -> None:
     """CASES 16: the fused shapes of Qwen3-4B."""
     assert parse_shapes("qwen3-4b") == {"qkv": (6144, 2560), "o": (2560, 4096), "gate_up": (19456, 2560), "down": (2560, 9728)}
     assert parse_shapes("8x32, 16x64") == {"8x32": (8, 32), "16x64": (16, 64)}
-    for bad in ("8x", "8x0", "8x32,", "8*32"):
+    for near in ("8*32", "8X32", "8 x 32", "8\u00d732"):
+        with pytest.raises(UsageError, match=r"no shape; write 8x32$"):
+            parse_shapes(near)
+    for bad in ("8x", "8x0", "8x32,", ""):
         with pytest.raises(UsageError, match="OUTxIN"):
             parse_shapes(bad)
     with pytest.raises(UsageError, match="qwen3-4b"):

@@ -1,0 +1,59 @@
+"""Y = X W^T for a packed N:M weight and any number of tokens, without a dense copy that stays: prompts and small batches."""
+
+import torch
+from torch import Tensor
+
+from sdbench.errors import SdbenchError
+from sdbench.kernels import registry
+from sdbench.kernels.launching import can_run, capability, sm_count
+from sdbench.kernels.registry import Problem
+from sdbench.packing import PackedWeight
+
+WALKED_TOKENS = 8
+"""Up to this many tokens a GPU walks the packed values; beyond it, it expands rows for its matrix units."""
+
+
+def problem_of(packed: PackedWeight, tokens: int) -> Problem:
+    """The registry's description of a product with so many tokens."""
+    device = packed.device
+    return Problem(*packed.shape, packed.dtype, packed.pattern, sm_count(device), capability(device), tokens)
+
+
+def auto_variant(packed: PackedWeight, tokens: int) -> str:
+    """The variant that ``"auto"`` means for a weight where it lies: on a CPU the torch reference."""
+    if packed.device.type != "cuda":
+        return "reference"
+    walks = tokens <= WALKED_TOKENS and registry.find("spmm", "lane_row").constraint(problem_of(packed, tokens)) is None
+    return "lane_row" if walks else "expand"
+
+
+def spmm(packed: PackedWeight, x: Tensor, variant: str = "auto", *, out_dtype: torch.dtype | None = None) -> Tensor:
+    """Multiplies a packed weight with any number of tokens.
+
+    Args:
+        packed: W, ``[out, in]`` in kernel form.
+        x: ``[..., in]``, on the weight's device; bf16, fp16 or fp32. Accumulation is float32.
+        variant: ``"auto"``, or a registered name; ``"reference"`` runs anywhere.
+        out_dtype: Dtype of Y; x's when None.
+
+    Returns:
+        Y, ``[..., out]``.
+
+    Raises:
+        UsageError: An unknown variant.
+        SdbenchError: x does not fit, or the variant cannot take this product here.
+    """
+    if x.shape[-1] != packed.in_features:
+        raise SdbenchError(f"spmm multiplies rows of {packed.in_features} elements, not a tensor of shape {tuple(x.shape)}")
+    if x.device != packed.device:
+        raise SdbenchError(f"spmm: x is on {x.device}, the weight on {packed.device}")
+    rows = x.reshape(-1, packed.in_features)
+    y = torch.empty(len(rows), packed.out_features, dtype=out_dtype or x.dtype, device=x.device)
+    if len(rows):
+        problem = problem_of(packed, len(rows))
+        chosen = registry.find("spmm", auto_variant(packed, len(rows)) if variant == "auto" else variant)
+        refusal = can_run(chosen.needs, packed.device) or chosen.constraint(problem)
+        if refusal:
+            raise SdbenchError(f"spmm variant {chosen.name}: {refusal}")
+        chosen.launch(packed, rows, y, chosen.default(problem))
+    return y.view(*x.shape[:-1], packed.out_features)

@@ -1,0 +1,88 @@
+"""What ``sdbench prune`` prints."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sdbench.calibrate.store import StoredShard
+    from sdbench.suites.prune import PruneOutcome
+
+
+def prune_document(output: Path, outcome: "PruneOutcome", shards: "Sequence[StoredShard]") -> dict[str, Any]:
+    """The JSON document of a checkpoint that was written."""
+    return {
+        "schema": "sdbench.prune/1",
+        "output": str(output),
+        "dense_bytes": outcome.dense_bytes,
+        "bytes": outcome.bytes,
+        "resumed_layers": outcome.resumed,
+        "seconds": outcome.seconds,
+        "calibration": outcome.speed,
+        "shards": [{name: getattr(shard.record, name) for name in ("shard", "seconds", "speed", "peak_bytes")} for shard in shards],
+        "model_bytes": outcome.model_bytes,
+        "peak_bytes": outcome.peak.bytes,
+        "peak_bytes_reason": outcome.peak.reason,
+        "provenance": outcome.provenance,
+    }
+
+
+def prune_lines(output: Path, outcome: "PruneOutcome", shards: "Sequence[StoredShard]") -> list[str]:
+    """The same for people."""
+    found = outcome.provenance
+    lines = [
+        f"{output}: {found.source.model} at {found.pattern}, {found.method}, {found.format}",
+        f"pruned layers: {len(found.layers)}" + (f", {outcome.resumed} of them by an earlier run" if outcome.resumed else ""),
+    ]
+    if rows := found.calibration.rows:
+        counts = f"{rows.min}" if rows.min == rows.max else f"{rows.min} to {rows.max}"
+        lines.append(f"calibration: {found.calibration.source}, {len(found.calibration.examples)} examples, {counts} rows a layer")
+    lines += _speed(outcome.speed)
+    for shard in shards:
+        record = shard.record
+        lines += [f"shard {record.shard}/{record.shards}: {line}" for line in (*_speed(record.speed), _seconds(record.seconds))]
+    lines.append(f"bytes of weights: {outcome.bytes:,}, {outcome.bytes / outcome.dense_bytes:.3f} of the dense model's")
+    kind = "GPU memory" if found.calibration.arguments["device"] == "cuda" else "memory"
+    if outcome.peak.bytes is None:
+        lines.append(f"peak {kind}: unknown ({outcome.peak.reason})")
+    else:
+        before = f"{outcome.model_bytes / 1e9:.2f} GB with the model alone"
+        lines.append(f"peak {kind}: {outcome.peak.bytes / 1e9:.2f} GB while calibrating and pruning, {before}")
+    return [*lines, _seconds(outcome.seconds), f"next: sdbench verify {output}"]
+
+
+def shard_lines(shard: "StoredShard") -> list[str]:
+    """A shard for people."""
+    record = shard.record
+    rows = {sums.rows for sums in record.layers.values()}
+    lines = [
+        f"{shard.folder}: shard {record.shard}/{record.shards} of {record.source.model}, {record.kind} of {len(record.layers)} layers",
+        f"calibration: {len(record.examples)} examples, {min(rows)} rows a layer" + (f" to {max(rows)}" if len(rows) > 1 else ""),
+        *_speed(record.speed),
+    ]
+    if record.peak_bytes is not None:
+        kind = "GPU memory" if record.arguments["device"] == "cuda" else "memory"
+        lines.append(f"peak {kind}: {record.peak_bytes / 1e9:.2f} GB")
+    return [
+        *lines,
+        _seconds(record.seconds),
+        f"next, once all {record.shards} are there: the same command with --merge {shard.folder.parent}",
+    ]
+
+
+def _speed(speed: Mapping[str, Any]) -> list[str]:
+    """How fast replies were decoded and what collecting added; nothing where no reply was decoded."""
+    if not speed["tokens_per_second"]:
+        return []
+    how, overhead = speed["generation"], speed["collection_overhead"]
+    added = f"unknown ({speed['collection_overhead_reason']})" if overhead is None else f"{overhead:.1%} of that time"
+    lines = [
+        f"calibration replies: {speed['generated_tokens']:,} tokens at {speed['tokens_per_second']:,.0f} tok/s, "
+        f"{how['batch']} at once by {how['path']}",
+        f"collecting added: {added}",
+    ]
+    return lines + ([f"not faster because: {how['reason']}"] if how["reason"] else [])
+
+
+def _seconds(seconds: Mapping[str, float]) -> str:
+    return "seconds: " + ", ".join(f"{stage} {time:.1f}" for stage, time in seconds.items())

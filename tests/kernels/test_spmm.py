@@ -1,0 +1,135 @@
+"""Every SpMM variant against the float64 product: on a GPU where there is one, else in Triton's interpreter."""
+
+import math
+
+import pytest
+import torch
+
+from sdbench.calibrate.magnitude import keep_mask
+from sdbench.errors import SdbenchError, UsageError
+from sdbench.kernels import registry
+from sdbench.kernels.spmm import auto_variant, problem_of, spmm
+from sdbench.kernels.spmm.expand import default, expand
+from sdbench.kernels.spmm.lane_row import MOST_TOKENS
+from sdbench.packing import PackedWeight, pack
+from sdbench.pattern import Pattern
+from sdbench.timing import relative_error, within
+
+VARIANTS = [variant.name for variant in registry.variants("spmm")]
+
+
+def problem(
+    out_features: int, in_features: int, pattern: Pattern, dtype: torch.dtype, device: torch.device
+) -> tuple[PackedWeight, torch.Tensor]:
+    generator = torch.Generator().manual_seed(out_features * 1000 + in_features)
+    weight = torch.randn(out_features, in_features, generator=generator).to(device, dtype)
+    keep = keep_mask(weight, pattern)
+    return pack(weight, keep, pattern), torch.where(keep, weight, 0)
+
+
+def poisoned(tokens: int, in_features: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """x as rows in the middle of memory that holds NaN."""
+    memory = torch.full((tokens + 2, in_features), math.nan, dtype=dtype, device=device)
+    memory[1:-1] = torch.randn(tokens, in_features, generator=torch.Generator().manual_seed(tokens)).to(device, dtype)
+    return memory[1:-1]
+
+
+def tolerance(variant: str, dtype: torch.dtype) -> float:
+    """torch rounds Y to its inputs' dtype; the walk keeps float32."""
+    return 1e-5 if variant == "lane_row" or dtype == torch.float32 else {torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("out_features", "in_features"), [(1, 32), (7, 40), (33, 96), (20, 320)])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 8])
+def test_odd_shapes(variant: str, out_features: int, in_features: int, tokens: int, device: torch.device) -> None:
+    packed, pruned = problem(out_features, in_features, Pattern(2, 4), torch.bfloat16, device)
+    x = poisoned(tokens, in_features, torch.bfloat16, device)
+    y = spmm(packed, x, variant, out_dtype=torch.float32)
+    assert y.shape == (tokens, out_features)
+    assert within(relative_error(y, x.double() @ pruned.double().T), tolerance(variant, torch.bfloat16))
+
+
+@pytest.mark.parametrize("text", ["1:4", "3:4", "3:8", "4:8", "16:32", "5:32"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_patterns(variant: str, text: str, device: torch.device) -> None:
+    packed, pruned = problem(9, 64, Pattern.parse(text), torch.bfloat16, device)
+    x = poisoned(3, 64, torch.bfloat16, device)
+    refusal = registry.find("spmm", variant).constraint(problem_of(packed, 3))
+    if refusal:
+        with pytest.raises(SdbenchError, match="mask word"):
+            spmm(packed, x, variant)
+    else:
+        want = x.double() @ pruned.double().T
+        assert within(relative_error(spmm(packed, x, variant, out_dtype=torch.float32), want), tolerance(variant, torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("variant", ["expand", "reference"])
+def test_dtypes(variant: str, dtype: torch.dtype, device: torch.device) -> None:
+    packed, pruned = problem(5, 64, Pattern(2, 4), dtype, device)
+    x = poisoned(20, 64, dtype, device)
+    assert within(relative_error(spmm(packed, x, variant), x.double() @ pruned.double().T), tolerance(variant, dtype))
+
+
+@pytest.mark.parametrize("text", ["2:4", "4:8", "16:32", "1:4", "7:8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_expanded_rows_are_the_packed_ones_bit_for_bit(text: str, dtype: torch.dtype, device: torch.device) -> None:
+    packed, pruned = problem(37, 96, Pattern.parse(text), dtype, device)
+    dense = torch.full((20, 96), math.nan, dtype=dtype, device=device)
+    expand(packed, slice(11, 31), dense, {"block_out": 8, "block_in": 64, "num_warps": 4})
+    assert torch.equal(dense, pruned[11:31])
+
+
+def test_pieces_give_what_the_whole_gives(device: torch.device) -> None:
+    packed, _ = problem(37, 64, Pattern(2, 4), torch.float32, device)
+    x = poisoned(5, 64, torch.float32, device)
+    variant = registry.find("spmm", "expand")
+    whole, pieces = (torch.full((5, 37), math.nan, device=device) for _ in range(2))
+    config = default(problem_of(packed, 5))
+    variant.launch(packed, x, whole, config)
+    variant.launch(packed, x, pieces, {**config, "piece": 16})
+    assert within(relative_error(pieces, whole.double()), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"block_out": 16, "block_words": 2, "splits": 3, "pdl": 0},
+        {"block_out": 8, "block_words": 4, "splits": 1, "pdl": 0},
+        {"block_out": 4, "block_words": 8, "splits": 2, "pdl": 0},
+    ],
+)
+@pytest.mark.parametrize("tokens", [3, 4])
+def test_configs_of_the_walk(config: dict[str, int], tokens: int, device: torch.device) -> None:
+    """Splits and steps that do not divide the words, and rows that do not fill a block."""
+    packed, pruned = problem(21, 224, Pattern(4, 8), torch.bfloat16, device)
+    x = poisoned(tokens, 224, torch.float32, device)
+    y = torch.full((tokens, 21), math.nan, device=device)
+    registry.find("spmm", "lane_row").launch(packed, x, y, config)
+    assert within(relative_error(y, x.double() @ pruned.double().T), 1e-5)
+
+
+def test_leading_dimensions_and_no_tokens(device: torch.device) -> None:
+    packed, pruned = problem(6, 32, Pattern(2, 4), torch.float32, device)
+    x = torch.randn(2, 3, 32, device=device)
+    assert within(relative_error(spmm(packed, x), x.double() @ pruned.double().T), 1e-5)
+    assert spmm(packed, x[:0]).shape == (0, 3, 6)
+
+
+def test_refusals(device: torch.device) -> None:
+    packed, _ = problem(6, 32, Pattern(2, 4), torch.bfloat16, device)
+    with pytest.raises(SdbenchError, match="rows of 32 elements"):
+        spmm(packed, torch.zeros(2, 31, device=device))
+    with pytest.raises(SdbenchError, match=f"{MOST_TOKENS} tokens at most, not 9"):
+        spmm(packed, torch.zeros(9, 32, device=device), "lane_row")
+    with pytest.raises(UsageError, match="did you mean 'lane_row'"):
+        spmm(packed, torch.zeros(2, 32, device=device), "lane_rwo")
+
+
+def test_which_variant(device: torch.device) -> None:
+    packed, _ = problem(6, 32, Pattern(2, 4), torch.bfloat16, device)
+    wide, _ = problem(6, 32, Pattern(2, 4), torch.float32, device)
+    on_gpu = device.type == "cuda"
+    assert [auto_variant(packed, tokens) for tokens in (2, 8, 9)] == (["lane_row", "lane_row", "expand"] if on_gpu else ["reference"] * 3)
+    assert auto_variant(wide, 2) == ("expand" if on_gpu else "reference")
