@@ -147,8 +147,9 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
     variants = sorted({arm["variant"] for arm in arms if arm["variant"]})
     if variants:
         lines.append(f"decode steps of pruned linears ran the {', '.join(variants)} SpMV")
-    if any(arm["peak_bytes"] and (arm["pattern"] or arm["arm"] == INT8) for arm in arms):
-        lines.append("peak GB of pruned and int8 arms holds the original weights too")
+    kinds = {"int8" if arm["arm"] == INT8 else "pruned": 0 for arm in arms if arm["peak_bytes"] and (arm["pattern"] or arm["arm"] == INT8)}
+    if kinds:
+        lines.append(f"peak GB of {' and '.join(kinds)} arms holds the original weights too")
     for key, label in (
         ("quality_reason", "no quality"),
         ("answer_match_reason", "no match"),
