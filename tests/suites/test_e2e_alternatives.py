@@ -9,6 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from sdbench.calibrate.select import select_linears
 from sdbench.demo import MODEL_DIR
+from sdbench.engine.decoders import FUSED_GRAPH, FUSED_INT8
+from sdbench.engine.fused import Unfusable
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels.quantized.weights import quantize
 from sdbench.models import resolve_model
@@ -128,6 +130,29 @@ class TestInt8:
         wanted = options(tiny, alternatives=True, fidelity="only")
         int8 = run(wanted, load(wanted), None, Progress()).arms[2]
         assert int8["decode_rate"] is None and int8["examples"] == 0 and int8["fidelity"]["pruned"]["kl"] > 0
+
+
+@pytest.mark.gpu
+class TestInt8OnAGpu:
+    def test_decodes_through_the_int8_products(self, tiny: Path, tmp_path: Path) -> None:
+        wanted = options(
+            tiny, alternatives=True, fidelity="also", device=torch.device("cuda"), dtype=torch.bfloat16, compile_baseline=False
+        )
+        dense, _, int8 = run_in(tmp_path / "run", wanted).arms
+        assert (dense["path"], int8["path"]) == (FUSED_GRAPH, FUSED_INT8)
+        assert int8["speedup"] > 0 and int8["ceiling"] > dense["ceiling"] and int8["path_reason"] is None
+        assert len(replies(tmp_path / "run", "int8")) == 3
+        assert 0 < int8["fidelity"]["pruned"]["kl"] < 0.1
+
+    def test_without_a_fused_step_there_is_no_int8_rate(self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise Unfusable("no fused step: a test")
+
+        monkeypatch.setattr("sdbench.engine.decoders.FusedDecoder", refuse)
+        wanted = options(tiny, alternatives=True, device=torch.device("cuda"), dtype=torch.bfloat16, compile_baseline=False)
+        int8 = run_in(tmp_path / "run", wanted).arms[2]
+        assert (int8["decode_rate"], int8["examples"]) == (None, 3)
+        assert int8["speedup_reason"] == "int8 weights have a kernel in the fused step alone: no fused step: a test"
 
 
 class TestRival:
