@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -30,28 +31,36 @@ class Fidelity:
         agreement: Share of them at which both models' likeliest token is the same.
         first_divergence: First position, from 0, at which it isn't: where the pruned model's own greedy reply would leave the dense one's.
             None if there is none.
+        nll: Mean over the positions of the pruned model's -ln of the probability of the reply's own token, in nats.
+        dense_nll: The same of the dense model.
     """
 
     positions: int
     kl: float
     agreement: float
     first_divergence: int | None
+    nll: float
+    dense_nll: float
 
 
-def compare(dense: Tensor, pruned: Tensor) -> Fidelity:
+def compare(dense: Tensor, pruned: Tensor, reply: Sequence[int]) -> Fidelity:
     """Compares two models' logits of the same positions.
 
     Args:
         dense: [positions, vocab], any float dtype; compared in float32.
         pruned: The same shape.
+        reply: The token that stands at each position.
 
     Raises:
         SdbenchError: NaN or Inf in either.
     """
-    total, agree = 0.0, []
-    for reference, other in zip(dense.split(CHUNK), pruned.split(CHUNK), strict=True):
+    total, dense_nll, nll, agree = 0.0, 0.0, 0.0, []
+    tokens = torch.tensor(list(reply), device=dense.device)
+    for reference, other, said in zip(dense.split(CHUNK), pruned.split(CHUNK), tokens.split(CHUNK), strict=True):
         log_p, log_q = reference.float().log_softmax(dim=-1), other.float().log_softmax(dim=-1)
         total += float((log_p.exp() * (log_p - log_q)).sum())
+        dense_nll += float(F.nll_loss(log_p, said, reduction="sum"))
+        nll += float(F.nll_loss(log_q, said, reduction="sum"))
         agree.append(reference.argmax(dim=-1) == other.argmax(dim=-1))
     same = torch.cat(agree)
     if not torch.isfinite(torch.tensor(total)):
@@ -59,7 +68,8 @@ def compare(dense: Tensor, pruned: Tensor) -> Fidelity:
     differing = (~same).nonzero()
     first = int(differing[0]) if len(differing) else None
     # Rounding of two equal distributions may come out below 0.
-    return Fidelity(len(same), max(total, 0.0) / len(same), float(same.float().mean()), first)
+    count = len(same)
+    return Fidelity(count, max(total, 0.0) / count, float(same.float().mean()), first, nll / count, dense_nll / count)
 
 
 @torch.no_grad()

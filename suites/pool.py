@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sdbench.errors import ExitCode, SdbenchError, UsageError
-from sdbench.suites.e2e.arms import CONTROL
+from sdbench.suites.e2e.arms import CONTROL, INT8
 from sdbench.suites.e2e.tables import ratio_cells
 from sdbench.suites.runs import Report, SavedRun
 from sdbench.suites.statistics import mean_over_positions, ratio_of_means
@@ -60,7 +60,9 @@ def pool(runs: Sequence[SavedRun]) -> list[Row]:
     found = []
     for (pattern, method), draws in groups.items():
         for prefill, arm in dict.fromkeys(key for draw in draws for key in draw.rows):
-            found.append({"pattern": pattern, "method": method} | _pooled(draws, prefill, arm))
+            # Nothing of it is pruned, whatever the runs prune beside it.
+            how = {"pattern": None, "method": None} if arm == INT8 else {"pattern": pattern, "method": method}
+            found.append(how | _pooled(draws, prefill, arm))
     return found
 
 
@@ -69,8 +71,8 @@ def report(rows: Sequence[Row], runs: Sequence[SavedRun]) -> Report:
     model = str(runs[0].record.arguments["model"])
     cells = [
         [
-            row["pattern"],
-            row["method"],
+            row["pattern"] or "-",
+            row["method"] or "-",
             row["prefill"],
             row["arm"],
             str(len(row["seeds"])),

@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
@@ -20,12 +21,17 @@ from sdbench.cli.options import (
     run_directory,
 )
 from sdbench.cli.printing import print_report
+from sdbench.cli.profiles import changed, is_given, profile_option
 from sdbench.cli.tasks import find_data, task_options
+
+if TYPE_CHECKING:
+    from sdbench.suites.e2e.profiles import Profile
 
 FILE = click.Path(path_type=Path)
 
 
 @click.command("e2e")
+@profile_option
 @click.option(
     "--calib",
     "calib",
@@ -81,6 +87,16 @@ FILE = click.Path(path_type=Path)
     "--diagnose", is_flag=True, help="Also measure, in each layer, what calibration misses of the decode steps and what pruning costs."
 )
 @click.option("--plot", type=FILE, help="Write the layers' plot of --diagnose, .png, .svg or .pdf; needs matplotlib (extra 'plots').")
+@click.option(
+    "--alternatives/--no-alternatives",
+    default=None,
+    help="Also judge what needs no pruning: the model with int8 weights.  [default: on a GPU, where int8 has a kernel]",
+)
+@click.option("--compare-model", help="Another dense model to judge on the same questions, such as a smaller one; named as for --model.")
+@click.option("--compare-revision", help="Its revision on the hub.")
+@click.option("--lm-eval", multiple=True, help="Also judge every arm on this task of lm-evaluation-harness (extra 'lm-eval'); repeatable.")
+@click.option("--lm-eval-path", type=FILE, help="Folder of the harness's task files of your own.")
+@click.option("--lm-eval-limit", type=int, help="Examples a task of the harness at most.  [default: all]")
 @min_speedup_option("Exit with 4 when a pruned arm is not this many times as fast as dense.")
 @output_option
 @json_option
@@ -88,6 +104,7 @@ def command(
     calib: tuple[str, ...],
     model: str | None,
     revision: str | None,
+    profile: "Profile | None",
     max_tokens: int | None,
     device: str,
     dtype: str,
@@ -95,6 +112,12 @@ def command(
     task: str | None,
     data: Path | None,
     fidelity: str,
+    alternatives: bool | None,
+    compare_model: str | None,
+    compare_revision: str | None,
+    lm_eval: tuple[str, ...],
+    lm_eval_path: Path | None,
+    lm_eval_limit: int | None,
     judge_url: str | None,
     judge_model: str | None,
     plot: Path | None,
@@ -114,8 +137,11 @@ def command(
     sdbench e2e --calib text --calibration-text c4.jsonl --sequential
     sdbench e2e --calib decode+sink --fidelity-only --diagnose --plot layers.png
     sdbench e2e --model random:Qwen/Qwen3-4B-Instruct-2507 --equal-tokens 256
-    sdbench e2e --task gsm8k --data gsm8k/train.jsonl
+    sdbench e2e --task gsm8k --data gsm8k/train.jsonl --compare-model Qwen/Qwen3-1.7B
     sdbench e2e --task classeval --data ClassEval_data.json --allow-code-execution
+    sdbench e2e --lm-eval arc_easy --lm-eval-limit 200
+    sdbench e2e --profile seed
+    sdbench e2e --profile paper --pattern 16:32 --model Qwen/Qwen3-14B --task classeval --allow-code-execution
     sdbench split train.jsonl --output data
     sdbench e2e --model model.gguf --train data/train.jsonl \\
         --validation data/validation.jsonl --split-manifest data/manifest.json
@@ -127,8 +153,8 @@ def command(
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import strict_json, write_atomic
-    from sdbench.suites.e2e.arms import DENSE
     from sdbench.suites.e2e.data import load
+    from sdbench.suites.e2e.harness import HarnessTasks
     from sdbench.suites.e2e.options import E2EOptions
     from sdbench.suites.e2e.plot import draw
     from sdbench.suites.e2e.report import report, wrong_calls
@@ -138,6 +164,9 @@ def command(
     from sdbench.suites.tasks.endpoint import Judge
 
     target = resolve_device(device)
+    if is_given("model") and not is_given("revision"):
+        # A profile's is of its own model.
+        revision = None
     spec = resolve_model(model, revision, target)
     chosen, data = find_data(task, data, split=rest["train"] is not None)
     if max_tokens is None:
@@ -145,8 +174,15 @@ def command(
     if chosen and chosen.grader == "none" and fidelity == "no":
         # It is all that such a task has to say.
         fidelity = "also"
+    if compare_revision and compare_model is None:
+        raise UsageError("--compare-revision is of --compare-model; name that too")
     if (judge_url is None) != (judge_model is None):
         raise UsageError("--judge-url and --judge-model go together: an endpoint, and the model there that judges")
+    if not lm_eval and (lm_eval_path or lm_eval_limit is not None):
+        raise UsageError("--lm-eval-path and --lm-eval-limit are of --lm-eval; name a task with it")
+    harness = HarnessTasks(lm_eval, lm_eval_path, lm_eval_limit) if lm_eval else None
+    if harness:
+        harness.check()
     options = E2EOptions(
         spec=spec,
         device=target,
@@ -158,6 +194,11 @@ def command(
         data=data,
         fidelity=fidelity,  # type: ignore[arg-type]
         judge=Judge(judge_url, judge_model) if judge_url and judge_model else None,
+        harness=harness,
+        profile=profile.label if profile else None,
+        profile_changed=changed(),
+        alternatives=target.type == "cuda" if alternatives is None else alternatives,
+        rival=resolve_model(compare_model, compare_revision, target) if compare_model is not None else None,
         **rest,  # type: ignore[arg-type]
     )
     if plot:
@@ -187,7 +228,7 @@ def command(
     else:
         print_report(found)
         print(f"run directory: {output}")
-    slow = [arm for arm in outcome.arms if arm["arm"] != DENSE and (arm["speedup"] or 0.0) < (min_speedup or 0.0)]
+    slow = [arm for arm in outcome.arms if arm["pattern"] and (arm["speedup"] or 0.0) < (min_speedup or 0.0)]
     if slow:
         reached = ", ".join(f"{arm['arm']} {arm['speedup']:.2f}" if arm["speedup"] else f"{arm['arm']} without a speed-up" for arm in slow)
         raise SdbenchError(f"slower than --min-speedup {min_speedup:g}: {reached}", ExitCode.SLOWER)

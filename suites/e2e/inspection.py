@@ -1,5 +1,7 @@
 """What is looked at beside answers and rates: fidelity to the dense replies; in each layer, what calibration misses and pruning costs."""
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from sdbench.calibrate.collect import LayerStatistics
 from sdbench.calibrate.diagnostics import Directions, discrepancy, energy_ratio, reconstruction_error, top_directions
 from sdbench.calibrate.replay import collect
+from sdbench.calibrate.select import select_linears
 from sdbench.calibrate.sources import CalibrationText, make_text
 from sdbench.models import LoadedModel
 from sdbench.packing import PackedWeight
@@ -18,6 +21,7 @@ from sdbench.suites.e2e.arms import CONTROL, DENSE, Arm
 from sdbench.suites.e2e.data import Question
 from sdbench.suites.e2e.judge import Journal
 from sdbench.suites.e2e.options import E2EOptions
+from sdbench.suites.e2e.rounding import Rounded
 from sdbench.suites.fidelity import compare, reply_logits
 from sdbench.suites.statistics import Interval, mean_over_positions, over_positions, ratio_of_means
 
@@ -29,7 +33,7 @@ PREFILLS = ("pruned", "dense")
 
 
 class Inspector:
-    """Compares each pruned arm with the dense model on what the dense model said to the judged questions.
+    """Compares each pruned or rounded arm with the dense model on what the dense model said to the judged questions.
 
     Args:
         options: The run.
@@ -50,6 +54,7 @@ class Inspector:
         progress: Progress,
     ):
         self.options, self.model, self.linears = options, loaded.model, linears
+        self.every = select_linears(loaded.model)
         self.questions, self.journal, self.progress = questions, journal, progress
         self.replies: dict[str, tuple[int, ...]] = {}
         self.control: dict[str, list[dict[str, Any]]] = {}
@@ -67,12 +72,12 @@ class Inspector:
         if self.options.diagnose:
             self._learn_decode_steps()
 
-    def inspect(self, arm: Arm, weights: Mapping[str, PackedWeight], texts: Sequence[CalibrationText]) -> dict[str, Any]:
-        """Compares one pruned arm; the model is dense before and after.
+    def inspect(self, arm: Arm, weights: Mapping[str, PackedWeight | Rounded], texts: Sequence[CalibrationText]) -> dict[str, Any]:
+        """Compares one pruned or rounded arm; the model is dense before and after.
 
         Args:
             arm: Which.
-            weights: Its packed weights by layer.
+            weights: Its packed or rounded weights by layer.
             texts: What it was calibrated on; none for a method that needs no calibration.
 
         Returns:
@@ -97,7 +102,8 @@ class Inspector:
                 dense = reply_logits(self.model, question.prompt, reply) if missing else None
                 for prefill in missing:
                     before = pruned if prefill == "pruned" else None
-                    found = compare(dense, reply_logits(self.model, question.prompt, reply, self.linears, before, pruned))  # type: ignore[arg-type]
+                    other = reply_logits(self.model, question.prompt, reply, self.every, before, pruned)
+                    found = compare(dense, other, reply)  # type: ignore[arg-type]
                     row = {
                         "record": "fidelity",
                         "arm": arm.name,
@@ -107,6 +113,8 @@ class Inspector:
                         "kl": found.kl,
                         "agreement": found.agreement,
                         "first_divergence": found.first_divergence,
+                        "nll": found.nll,
+                        "dense_nll": found.dense_nll,
                     }
                     self.journal.add_row(row)
                     kept[prefill, question.id] = row
@@ -133,6 +141,8 @@ class Inspector:
             "agreement": mean_over_positions(rows, "agreement"),
             "diverged": len(divergences),
             "first_divergence": median(divergences) if divergences else None,
+            "perplexity": _perplexity(rows, "nll"),
+            "dense_perplexity": _perplexity(rows, "dense_nll"),
             "control_ratio": ratio.as_dict() if ratio else None,
             "control_ratio_reason": reason,
         }
@@ -183,6 +193,12 @@ class Inspector:
     def _add_layer(self, row: dict[str, Any]) -> None:
         self.layers.append(row)
         self.journal.add_row({"record": "layer", **row})
+
+
+def _perplexity(rows: Sequence[Mapping[str, Any]], key: str) -> float:
+    mean = mean_over_positions(rows, key)
+    # A broken model may have one that no float holds.
+    return math.exp(mean) if mean < math.log(sys.float_info.max) else math.inf
 
 
 def _quantile(values: Tensor, share: float) -> float:

@@ -17,7 +17,8 @@ from sdbench.errors import UsageError
 from sdbench.models import ModelSpec
 from sdbench.pattern import Pattern
 from sdbench.suites.data import read_manifest, sha256_of
-from sdbench.suites.e2e.arms import CONTROL, DENSE, Arm
+from sdbench.suites.e2e.arms import CONTROL, DENSE, INT8, Arm
+from sdbench.suites.e2e.harness import HarnessTasks
 from sdbench.suites.tasks.endpoint import Judge
 from sdbench.suites.tasks.registry import DEFAULT_TASK, OWN, Task, find_task
 
@@ -53,7 +54,7 @@ class CalibrationOptions:
 
     least: ClassVar[dict[str, int]] = {"calibration_examples": 1, "max_tokens": 1, "prompt_tokens": 1, "batch_size": 1}
     files: ClassVar[tuple[str, ...]] = ("train", "split_manifest")
-    told_otherwise: ClassVar[tuple[str, ...]] = ("spec", "choices", "chosen_task", "judge")
+    told_otherwise: ClassVar[tuple[str, ...]] = ("spec", "choices", "chosen_task", "judge", "rival", "harness")
 
     spec: ModelSpec
     device: torch.device
@@ -138,7 +139,7 @@ class CalibrationOptions:
         return hashes | {
             "data_sha256": sha256_of(self.data) if self.data else None,
             "calibration_text_sha256": sha256_of(self.choices.text) if self.choices.text else None,
-            "model_files": _stamp(Path(self.spec.source)) if self.spec.kind in ("folder", "gguf") else None,
+            "model_files": _files_of(self.spec),
         }
 
 
@@ -159,6 +160,11 @@ class E2EOptions(CalibrationOptions):
         diagnose: Measure in each layer what calibration misses of the decode steps, and what pruning costs there.
         allow_code_execution: Run generated code against its tests, locked away.
         judge: Who scores texts, or None.
+        alternatives: Also judge the model with its linears rounded to int8, which needs no pruning.
+        rival: Another dense model to judge on the same questions, or None.
+        harness: Tasks of lm-evaluation-harness to judge every arm on too, or None.
+        profile: Name and version of the profile that the options come from, or None.
+        profile_changed: Options that have another value than the profile's.
     """
 
     least: ClassVar[dict[str, int]] = CalibrationOptions.least | {
@@ -180,6 +186,11 @@ class E2EOptions(CalibrationOptions):
     diagnose: bool = False
     allow_code_execution: bool = False
     judge: Judge | None = None
+    alternatives: bool = False
+    rival: ModelSpec | None = None
+    harness: HarnessTasks | None = None
+    profile: str | None = None
+    profile_changed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,6 +202,18 @@ class E2EOptions(CalibrationOptions):
                 raise UsageError(f"--{option} has no use for task {self.task.name}, whose replies are judged otherwise; leave it out")
         if self.spec.kind == "random" and (self.fidelity != "no" or self.diagnose):
             raise UsageError("a random: model gives no replies that mean anything; leave out --fidelity and --diagnose")
+        if self.spec.kind == "random" and self.harness:
+            raise UsageError("a random: model has no text to answer; leave out --lm-eval")
+        if self.rival:
+            self._check_rival(self.rival)
+
+    def _check_rival(self, rival: ModelSpec) -> None:
+        if self.fidelity == "only":
+            raise UsageError("--compare-model is judged by its answers and its rate, and --fidelity-only asks for neither; leave one out")
+        if (rival.kind == "random") != (self.spec.kind == "random"):
+            raise UsageError("--compare-model: a random: model is compared with another random: model alone, by speed")
+        if rival.name in [arm.name for arm in self.arms]:
+            raise UsageError(f"--compare-model: a model called {rival.name} would look like the arm of that name; rename its folder")
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -201,13 +224,23 @@ class E2EOptions(CalibrationOptions):
     def arguments(self) -> dict[str, Any]:
         """Every option that changes a result, for the run directory; of the judge only its address and name."""
         judge = {"judge_url": self.judge.url if self.judge else None, "judge_model": self.judge.model if self.judge else None}
-        return super().arguments() | judge
+        rival = {
+            "compare_model": self.rival and self.rival.name,
+            "compare_revision": self.rival and self.rival.revision,
+            "compare_model_files": self.rival and _files_of(self.rival),
+        }
+        harness = {
+            "lm_eval": list(self.harness.names) if self.harness else None,
+            "lm_eval_path": self.harness.folder.name if self.harness and self.harness.folder else None,
+            "lm_eval_limit": self.harness.limit if self.harness else None,
+        }
+        return super().arguments() | judge | rival | harness
 
     @property
     def arms(self) -> list[Arm]:
-        """Dense, the control, then the chosen sources; a method that needs no calibration has one arm of its own name."""
-        pruned = [Arm(source, source, pruned=True) for source in self.sources] or [Arm(self.method, None, pruned=True)]
-        return [Arm(DENSE, None, pruned=False), *pruned]
+        """Dense, the control, then the chosen sources; a method that needs no calibration has one arm of its own name. Then int8."""
+        pruned = [Arm(source, source, "pruned") for source in self.sources] or [Arm(self.method, None, "pruned")]
+        return [Arm(DENSE, None, "dense"), *pruned, *([Arm(INT8, None, "int8")] if self.alternatives else [])]
 
 
 def _option(name: str) -> str:
@@ -225,8 +258,11 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, int | str) else str(value).removeprefix("torch.")
 
 
-def _stamp(path: Path) -> str:
-    """Hash of the names, sizes and times of a checkpoint's files: reading the weights would take too long."""
+def _files_of(spec: ModelSpec) -> str | None:
+    """Hash of the names, sizes and times of a local checkpoint's files: reading the weights would take too long."""
+    if spec.kind not in ("folder", "gguf"):
+        return None
+    path = Path(spec.source)
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     stamps = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
     return hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:16]

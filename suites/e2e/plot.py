@@ -104,7 +104,8 @@ def draw_speed_quality(arms: Sequence[Row], fidelity: Sequence[Row]) -> "Figure 
 
 
 def _match(arm: Row) -> Span:
-    share = share_interval(arm["answer_match"], arm["examples"])
+    # Of generated code some is never run, and not judged.
+    share = share_interval(arm["answer_match"], arm.get("graded") or arm["examples"])
     return 100 * share.estimate, 100 * share.low, 100 * share.high
 
 

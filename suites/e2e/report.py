@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from sdbench.results import with_status
-from sdbench.suites.e2e.tables import behaviour_table, fidelity_table, layer_table
+from sdbench.suites.e2e.arms import INT8
+from sdbench.suites.e2e.tables import behaviour_table, fidelity_table, harness_table, layer_table
 from sdbench.suites.runs import Report, Row, SavedRun, last_of, measured
 from sdbench.tables import Column
 
@@ -84,7 +85,7 @@ def report(
     }
     lines = notes(arguments, arms, calibration) if arms else []
     title = f"{arguments['model']}: dense against pruned, batch 1"
-    more = [table for table in (behaviour_table(arms), fidelity_table(arms), layer_table(layers)) if table]
+    more = [table for table in (behaviour_table(arms), fidelity_table(arms), harness_table(arms), layer_table(layers)) if table]
     return Report(title, COLUMNS, table_rows(arms), lines, document, arms, more=more)
 
 
@@ -98,6 +99,9 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
     lines = [f"pattern {arguments['pattern']} ({arguments['method']}), prefill on {arguments['prefill']} weights"]
     if arguments.get("task"):
         lines[0] += f"; task {arguments['task']}, version {arguments['task_version']}"
+    if arguments.get("profile"):
+        other = f", with another {', '.join(arguments['profile_changed'])}" if arguments["profile_changed"] else ""
+        lines.append(f"profile {arguments['profile']}{other}")
     if arguments.get("sequential"):
         lines.append("each block calibrated on the pruned blocks before it")
     if arguments.get("fidelity") == "only":
@@ -107,6 +111,10 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
             f"match, EOS and cut off (at {arguments['max_tokens']} tokens) from answer runs; tok/s at exactly {arguments['equal_tokens']} "
             f"tokens on every arm, median of {arguments['rate_repeats']}; x dense is the speed-up over the fastest dense baseline"
         )
+    if any(arm["arm"] == INT8 for arm in arms):
+        lines.append("int8: nothing pruned; every linear but the output embedding rounded to 8 bits, one scale an output channel")
+    if arguments.get("compare_model"):
+        lines.append(f"{arguments['compare_model']}: another dense model, on the same questions with its own tokenizer")
     spreads = [(arm["arm"], arm["decode_rate_spread"]) for arm in arms if arm["decode_rate_spread"]]
     if spreads:
         lines.append("tok/s, p20 to p80: " + ", ".join(f"{name} {spread['p20']:.1f} to {spread['p80']:.1f}" for name, spread in spreads))
@@ -125,8 +133,9 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
     if path:
         lines.append(f"decode loop, the same on every arm: {path}" + (f" ({path_reason})" if path_reason else ""))
     for arm in arms[1:]:
-        if arm["path"] != path:
-            lines.append(f"another decode loop on {arm['arm']}: {arm['path']} ({arm['path_reason']})")
+        if arm["path"] and arm["path"] != path:
+            why = f" ({arm['path_reason']})" if arm["path_reason"] else ""
+            lines.append(f"another decode loop on {arm['arm']}: {arm['path']}{why}")
     others = [f"{name} {rate:.1f} tok/s" for name, rate in arms[0]["baselines"].items() if rate]
     if len(others) > 1:
         lines.append(f"dense baselines of this run, speed-ups are over the fastest: {', '.join(others)}")
@@ -138,8 +147,9 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
     variants = sorted({arm["variant"] for arm in arms if arm["variant"]})
     if variants:
         lines.append(f"decode steps of pruned linears ran the {', '.join(variants)} SpMV")
-    if any(arm["peak_bytes"] for arm in arms[1:]):
-        lines.append("peak GB of pruned arms holds the original weights too")
+    kinds = {"int8" if arm["arm"] == INT8 else "pruned": 0 for arm in arms if arm["peak_bytes"] and (arm["pattern"] or arm["arm"] == INT8)}
+    if kinds:
+        lines.append(f"peak GB of {' and '.join(kinds)} arms holds the original weights too")
     for key, label in (
         ("quality_reason", "no quality"),
         ("answer_match_reason", "no match"),
@@ -147,6 +157,7 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
         ("decode_rate_note", "tok/s"),
         ("ceiling_reason", "no ceiling"),
         ("peak_bytes_reason", "no peak"),
+        ("fidelity_reason", "no fidelity"),
     ):
         for reason in dict.fromkeys(arm[key] for arm in arms if arm.get(key) and arm[key] != ONLY_FIDELITY):
             lines.append(f"{label}: {reason}")

@@ -26,8 +26,18 @@ FIDELITY = (
     Column("top-1 agree", figure=True),
     Column("diverged", figure=True),
     Column("at token", figure=True),
+    Column("perplexity", figure=True),
     Column("x control", figure=True),
     Column("95% interval", figure=True),
+)
+
+HARNESS = (
+    Column("task", key=True),
+    Column("metric", key=True),
+    Column("arm", key=True),
+    Column("value", figure=True),
+    Column("stderr", figure=True),
+    Column("samples", figure=True),
 )
 
 EXECUTION = {"passed": "passed", "failed": "failed", "error": "error", "timeout": "timeout", "not run": "not_run"}
@@ -83,25 +93,51 @@ def fidelity_table(arms: Sequence[Row]) -> Table | None:
         [
             arm["arm"],
             prefill,
-            _figure(found["kl"], ".4f"),
+            _figure(found["kl"], ".4f" if found["kl"] >= 1e-4 else ".1e"),
             f"{found['agreement']:.1%}",
             f"{found['diverged']}/{found['questions']}",
             _figure(found["first_divergence"], "g"),
+            _figure(found.get("perplexity"), "#.5g"),
             *ratio_cells(found["control_ratio"]),
         ]
         for arm in arms
         for prefill, found in (arm.get("fidelity") or {}).items()
     ]
-    lines = (
+    dense = [found["dense_perplexity"] for arm in arms for found in (arm.get("fidelity") or {}).values() if "dense_perplexity" in found]
+    lines = [
         "KL: mean KL(dense || pruned) in nats over the positions of the dense model's own replies; at token: median position of the first "
-        "other token; x control: KL of the control over that of the arm (above 1 the arm is closer), paired bootstrap over questions",
-    )
+        "other token; x control: KL of the control over that of the arm (above 1 the arm is closer), paired bootstrap over questions"
+    ]
+    lines += [f"perplexity of those replies; the dense model's own is {dense[0]:#.5g}"] if dense else []
     return Table("fidelity to the dense model's own replies", FIDELITY, cells, lines) if cells else None
+
+
+def harness_table(arms: Sequence[Row]) -> Table | None:
+    """Figures of lm-evaluation-harness, arms below one another; None for a run without."""
+    figures = [(found["task"], found["metric"], found["filter"], arm["arm"], found) for arm in arms for found in arm.get("lm_eval") or ()]
+    order = list(dict.fromkeys((task, metric, kept) for task, metric, kept, *_ in figures))
+    cells = [
+        [
+            task,
+            metric if kept == "none" else f"{metric}, {kept}",
+            arm,
+            f"{found['value']:.4f}",
+            _figure(found["stderr"], ".4f"),
+            str(found["samples"] or "-"),
+        ]
+        for task, metric, kept, arm, found in sorted(figures, key=lambda figure: order.index(figure[:3]))
+    ]
+    lines = ["all positions, those of the prompt too, on the arm's own weights, without a chat template"]
+    return Table("lm-evaluation-harness", HARNESS, cells, lines) if cells else None
 
 
 def ratio_cells(ratio: Mapping[str, float] | None) -> tuple[str, str]:
     """A ratio to the control and its interval."""
-    return (f"{ratio['estimate']:.2f}", f"{ratio['low']:.2f} to {ratio['high']:.2f}") if ratio else ("-", "-")
+    if not ratio:
+        return "-", "-"
+    # Beside rounding, pruning of any kind is thousands of times as far from dense.
+    estimate, low, high = (format(ratio[key], ".2f" if ratio[key] < 1000 else ".1e") for key in ("estimate", "low", "high"))
+    return estimate, f"{low} to {high}"
 
 
 def layer_table(layers: Sequence[Row]) -> Table | None:

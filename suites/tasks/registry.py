@@ -6,12 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from sdbench.calibrate.registry import lookup
-from sdbench.errors import SdbenchError, cannot_read
+from sdbench.errors import SdbenchError
 from sdbench.results import first_fault
+from sdbench.suites.yamls import Strict, read_yaml
 
 TASKS_DIR = Path(__file__).parent
 DEFAULT_TASK = "arithmetic"
@@ -22,10 +22,6 @@ GraderName = Literal["number", "unit-tests", "judge", "none"]
 def template_fields(template: str) -> list[str]:
     """Names that a template's braces hold."""
     return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class UnitTests(BaseModel):
@@ -47,7 +43,7 @@ GRADING: dict[str, type[BaseModel]] = {"unit-tests": UnitTests, "judge": Criteri
 """What a grader needs beside the reference; the model never sees it."""
 
 
-class Hub(_Strict):
+class Hub(Strict):
     """Where the hub has a task's data.
 
     Attributes:
@@ -72,7 +68,7 @@ class Hub(_Strict):
         return split
 
 
-class Bundled(_Strict):
+class Bundled(Strict):
     """Files in the task's own folder: two parts and the manifest that pins them."""
 
     train: str
@@ -80,7 +76,7 @@ class Bundled(_Strict):
     manifest: str
 
 
-class Task(_Strict):
+class Task(Strict):
     """What a task is.
 
     Attributes:
@@ -109,7 +105,7 @@ class Task(_Strict):
     prompt: str
     reference: str | None = None
     id: str | None = None
-    fields: dict[str, tuple[str, ...]] = {}
+    fields: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     grader: GraderName
     holdout: int | float = 0.5
     max_tokens: int | None = None
@@ -192,15 +188,7 @@ def read_task(path: Path) -> Task:
     Raises:
         SdbenchError: It cannot be read, is no YAML or no task, or is called otherwise than its folder.
     """
-    try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        task = Task.model_validate(content)
-    except OSError as error:
-        raise cannot_read(path, error) from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SdbenchError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
-    except ValidationError as error:
-        raise SdbenchError(f"{path}: {first_fault(error)}") from error
+    task = read_yaml(path, Task)
     if task.name != path.parent.name:
         raise SdbenchError(f"{path}: the task is called {task.name!r}, and its folder {path.parent.name!r}; give both one name")
     return task

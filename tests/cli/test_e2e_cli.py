@@ -356,3 +356,26 @@ def test_a_file_that_differs_leaves_no_run_directory(sdbench, tmp_path):
     done = sdbench("e2e", "--dataset-revision", "none", "--output", "never")
     assert done.code == 3 and "pins dataset revision 'arithmetic-1', not 'none'" in done.err
     assert not (tmp_path / "never").exists()
+
+
+class TestAlternatives:
+    def test_int8_and_another_model_stand_in_the_table(self, sdbench, checkpoint):
+        call = ("e2e", "--model", checkpoint(), *SHORT, "--output", "run", "--alternatives", "--compare-model")
+        other = checkpoint("smaller", num_hidden_layers=1)
+        done = sdbench(*call, other, "--min-speedup", 0.0001)
+        assert done.code == 0
+        named = [
+            line.split()[0] for line in done.out.splitlines() if line.startswith(" ") and line.split()[0] in ("dense", "int8", "smaller")
+        ]
+        assert named == ["dense", "int8", "smaller"] * 2  # arms, and how their replies behave
+        assert "int8: nothing pruned; every linear but the output embedding rounded to 8 bits" in done.out
+
+    def test_on_a_cpu_int8_is_judged_where_it_is_asked_for(self, sdbench, checkpoint):
+        done = sdbench("e2e", "--model", checkpoint(), *SHORT, "--json")
+        assert "int8" not in [arm["arm"] for arm in strict(done.out)["arms"]]
+
+    def test_bad_names(self, sdbench, checkpoint):
+        call = ("e2e", "--model", checkpoint(), *SHORT)
+        sdbench(*call, "--compare-model", "./nowhere").refuses(2, "'./nowhere'", "no such folder or file")
+        sdbench(*call, "--compare-revision", "main").refuses(2, "--compare-revision is of --compare-model")
+        sdbench(*call, "--compare-model", "").refuses(2, "model ''")

@@ -45,6 +45,13 @@ def test_two_draws_by_hand(draws, sdbench):
     assert ratio["estimate"] == pytest.approx(130 / 55) and 2.0 <= ratio["low"] <= 130 / 55 <= ratio["high"] <= 3.0
 
 
+def test_int8_has_no_pattern(saved_run, sdbench):
+    saved_run("a", "e2e", ARGUMENTS | {"seed": 0}, [*FIRST, fidelity("int8", "q1", 0.5, 10), fidelity("int8", "q2", 0.25, 30)])
+    *_, int8 = json.loads(sdbench("pool", "a", "--json").out)["rows"]
+    assert (int8["arm"], int8["pattern"], int8["method"]) == ("int8", None, None)
+    assert int8["control_ratio"]["estimate"] == pytest.approx(4.0)
+
+
 def test_draws_of_one_question_are_resampled_together(saved_run, sdbench):
     """Two draws of the same two questions are two clusters, and not four independent pairs: the interval is that of the sums."""
     decode = [fidelity("decode", one, 1.0, 10) for one in "xy"]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -132,7 +133,9 @@ class TestFidelity:
             question = questions[sample["example"]]
             dense = reply_logits(loaded.model, question.prompt, sample["ids"])
             for prefill, before in (("pruned", weights), ("dense", None)):
-                expected = compare(dense, reply_logits(loaded.model, question.prompt, sample["ids"], linears, before, weights))
+                expected = compare(
+                    dense, reply_logits(loaded.model, question.prompt, sample["ids"], linears, before, weights), sample["ids"]
+                )
                 (row,) = [r for r in rows if (r["arm"], r["prefill"], r["example"]) == ("prefill", prefill, sample["example"])]
                 assert row["positions"] == expected.positions == len(sample["ids"]) == REPLY
                 assert row["kl"] == pytest.approx(expected.kl, rel=1e-4)
@@ -151,6 +154,9 @@ class TestFidelity:
                 assert (found["questions"], found["positions"]) == (3, 3 * REPLY)
                 assert found["kl"] == pytest.approx(sum(row["kl"] for row in mine) / 3)
                 assert found["agreement"] == pytest.approx(sum(row["agreement"] for row in mine) / 3)
+                # Replies of one length, so that the mean over positions is that over replies.
+                assert found["perplexity"] == pytest.approx(math.exp(sum(row["nll"] for row in mine) / 3))
+                assert found["perplexity"] > found["dense_perplexity"] == pytest.approx(math.exp(sum(row["dense_nll"] for row in mine) / 3))
                 assert found["diverged"] == sum(row["first_divergence"] is not None for row in mine)
                 if arm["arm"] == "teacher-forced":
                     assert found["control_ratio"] is None and "this arm is the control" in found["control_ratio_reason"]

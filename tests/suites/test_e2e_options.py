@@ -13,6 +13,7 @@ from sdbench.errors import SdbenchError, UsageError
 from sdbench.models import resolve_model
 from sdbench.pattern import Pattern
 from sdbench.suites.data import make_manifest
+from sdbench.suites.e2e.harness import HarnessTasks
 from sdbench.suites.e2e.options import E2EOptions
 from sdbench.suites.tasks.endpoint import Judge
 from sdbench.suites.tasks.registry import find_task
@@ -131,6 +132,10 @@ def test_every_option_is_among_the_arguments(tmp_path: Path) -> None:
         "ignore": ("down_proj",),
         "choices": CalibrationChoices(tokens=100),
         "chosen_task": find_task("gsm8k"),
+        "rival": resolve_model("someone/smaller", None, CPU),
+        "harness": HarnessTasks(("arc_easy",)),
+        "profile": "seed, version 1",
+        "profile_changed": ("model",),
         **others,
     }
     base = replace(BASE, **files)

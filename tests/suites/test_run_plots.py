@@ -47,6 +47,13 @@ def test_answers_and_rates_with_their_intervals() -> None:
     assert axes.get_ylim()[0] == 0
 
 
+def test_only_graded_answers_count() -> None:
+    figure = draw_speed_quality([arm("dense", 100.0, 30, graded=30), arm("decode", 140.0, 10, graded=20)], [])
+    assert figure is not None
+    found = points(figure.axes[0])
+    assert (found["dense"], found["decode"]) == ([(100, 100)], [(50, 140)])
+
+
 def test_divergence_beside_answers() -> None:
     arms = [arm("dense", 100.0, 40), arm("decode", 140.0, 30)]
     figure = draw_speed_quality(arms, [*fidelity("decode", "pruned", 0.1, 0.4), *fidelity("decode", "dense", 0.2, 0.2)])

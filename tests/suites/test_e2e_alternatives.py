@@ -1,0 +1,211 @@
+"""What competes with pruning, in the same table: int8 weights and another dense model."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+
+from sdbench.calibrate.select import select_linears
+from sdbench.demo import MODEL_DIR
+from sdbench.engine.decoders import FUSED_GRAPH, FUSED_INT8
+from sdbench.engine.fused import Unfusable
+from sdbench.errors import SdbenchError, UsageError
+from sdbench.kernels.quantized.weights import quantize
+from sdbench.models import resolve_model
+from sdbench.pattern import Pattern
+from sdbench.progress import Progress
+from sdbench.results import RunDirectory, read_jsonl
+from sdbench.suites.e2e.data import load
+from sdbench.suites.e2e.options import E2EOptions
+from sdbench.suites.e2e.report import of_run
+from sdbench.suites.e2e.rounding import round_linears
+from sdbench.suites.e2e.suite import Outcome, run
+from sdbench.suites.runs import read_run
+
+CPU = torch.device("cpu")
+REPLY, EQUAL = 8, 12
+
+
+@pytest.fixture
+def tiny(tiny_qwen3: PreTrainedModel, tmp_path: Path) -> Path:
+    """A random checkpoint with the demo model's tokenizer."""
+    return save(tiny_qwen3, tmp_path / "tiny")
+
+
+def save(model: PreTrainedModel, folder: Path) -> Path:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model.resize_token_embeddings(1024, mean_resizing=False)
+    model.generation_config = GenerationConfig.from_pretrained(MODEL_DIR)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(MODEL_DIR).save_pretrained(folder)
+    return folder
+
+
+def options(model: Path | str, rival: Path | str | None = None, **changes: object) -> E2EOptions:
+    standard = E2EOptions(
+        spec=resolve_model(str(model), None, CPU),
+        device=CPU,
+        dtype=torch.float32,
+        pattern=Pattern(2, 4),
+        method="magnitude",
+        calib=("decode",),
+        prefill="pruned",
+        train=None,
+        validation=None,
+        split_manifest=None,
+        dataset_revision=None,
+        calibration_examples=2,
+        validation_examples=3,
+        max_tokens=REPLY,
+        equal_tokens=EQUAL,
+        warmup_tokens=0,
+        rate_repeats=1,
+        prompt_tokens=16,
+        batch_size=2,
+        targets=(),
+        ignore=(),
+        seed=0,
+        rival=resolve_model(str(rival), None, CPU) if rival else None,
+    )
+    return replace(standard, **changes)  # type: ignore[arg-type]
+
+
+def run_in(path: Path, wanted: E2EOptions) -> Outcome:
+    with RunDirectory.open(path, "e2e", wanted.arguments(), {"machine": "a test"}) as directory:
+        return run(wanted, load(wanted), directory, Progress())
+
+
+def replies(path: Path, arm: str) -> list[list[int]]:
+    return [sample["ids"] for sample in read_jsonl(path / "samples.jsonl") if sample["arm"] == arm]
+
+
+class TestInt8:
+    def test_answers_are_those_of_a_checkpoint_of_rounded_weights(self, tiny: Path, tmp_path: Path) -> None:
+        """Prompt and reply: as if the rounded weights had been saved and run as a dense model."""
+        outcome = run_in(tmp_path / "run", options(tiny, alternatives=True, fidelity="also"))
+        assert [arm["arm"] for arm in outcome.arms] == ["dense", "magnitude", "int8"]
+        model = AutoModelForCausalLM.from_pretrained(tiny)
+        for linear in select_linears(model).values():
+            linear.weight.data = quantize(linear.weight.data, "int8").dequantize().float()
+        rounded = save(model, tmp_path / "rounded")
+        run_in(tmp_path / "dense", options(rounded))
+        assert replies(tmp_path / "run", "int8") == replies(tmp_path / "dense", "dense") != []
+
+        dense, pruned, int8 = outcome.arms
+        assert (int8["pattern"], int8["method"], int8["examples"], int8["graded"]) == (None, None, 3, 3)
+        assert int8["equal_tokens"] == EQUAL and int8["decode_rate"] > 0
+        # No int8 product runs here, so that its rate says nothing about int8.
+        assert int8["speedup"] is int8["net_speedup"] is None
+        assert (
+            int8["speedup_reason"] == int8["net_speedup_reason"] == "without a GPU its weights run as the dense values that they stand for"
+        )
+        assert int8["kernel_calls"] == int8["expected_kernel_calls"] == 0
+        for prefill in ("pruned", "dense"):
+            assert 0 < int8["fidelity"][prefill]["kl"] < 0.1 * pruned["fidelity"][prefill]["kl"]
+        # Codes and one float32 scale a row in place of float32 weights.
+        linears = select_linears(model)
+        saved = sum(linear.weight.nbytes - quantize(linear.weight.data, "int8").nbytes for linear in linears.values())
+        assert dense["step_bytes"] - int8["step_bytes"] == saved > 0
+
+    def test_all_linears_are_rounded_whatever_is_pruned(self, tiny: Path, tmp_path: Path) -> None:
+        for name, targets in (("all", ()), ("some", ("*.mlp.*",))):
+            run_in(tmp_path / name, options(tiny, alternatives=True, targets=targets, fidelity="also"))
+        assert replies(tmp_path / "all", "int8") == replies(tmp_path / "some", "int8")
+        assert replies(tmp_path / "all", "magnitude") != replies(tmp_path / "some", "magnitude")
+
+    def test_the_model_is_left_as_it_was(self, tiny_qwen3: PreTrainedModel) -> None:
+        before = {name: linear.weight.clone() for name, linear in select_linears(tiny_qwen3).items()}
+        rounded = round_linears(tiny_qwen3)
+        assert rounded.keys() == before.keys()
+        for name, weight in before.items():
+            assert torch.equal(tiny_qwen3.get_submodule(name).weight, weight)
+            # Half a step at most, and a step is the row's largest weight over 127.
+            step = weight.abs().amax(1, keepdim=True) / 127
+            assert ((rounded[name].matrix - weight).abs() <= 0.501 * step).all() and not torch.equal(rounded[name].matrix, weight)
+
+    def test_by_fidelity_alone(self, tiny: Path) -> None:
+        wanted = options(tiny, alternatives=True, fidelity="only")
+        int8 = run(wanted, load(wanted), None, Progress()).arms[2]
+        assert int8["decode_rate"] is None and int8["examples"] == 0 and int8["fidelity"]["pruned"]["kl"] > 0
+
+
+@pytest.mark.gpu
+class TestInt8OnAGpu:
+    def test_decodes_through_the_int8_products(self, tiny: Path, tmp_path: Path) -> None:
+        wanted = options(
+            tiny, alternatives=True, fidelity="also", device=torch.device("cuda"), dtype=torch.bfloat16, compile_baseline=False
+        )
+        dense, _, int8 = run_in(tmp_path / "run", wanted).arms
+        assert (dense["path"], int8["path"]) == (FUSED_GRAPH, FUSED_INT8)
+        assert int8["speedup"] > 0 and int8["ceiling"] > dense["ceiling"] and int8["path_reason"] is None
+        assert len(replies(tmp_path / "run", "int8")) == 3
+        assert 0 < int8["fidelity"]["pruned"]["kl"] < 0.1
+
+    def test_without_a_fused_step_there_is_no_int8_rate(self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise Unfusable("no fused step: a test")
+
+        monkeypatch.setattr("sdbench.engine.decoders.FusedDecoder", refuse)
+        wanted = options(tiny, alternatives=True, device=torch.device("cuda"), dtype=torch.bfloat16, compile_baseline=False)
+        int8 = run_in(tmp_path / "run", wanted).arms[2]
+        assert (int8["decode_rate"], int8["examples"]) == (None, 3)
+        assert int8["speedup_reason"] == "int8 weights have a kernel in the fused step alone: no fused step: a test"
+
+
+class TestRival:
+    def test_judged_as_if_alone(self, tiny: Path, tmp_path: Path) -> None:
+        """Answers are those that the other model gives as a run's dense model."""
+        outcome = run_in(tmp_path / "run", options(tiny, "demo", fidelity="also", max_tokens=60))
+        dense, _, other = outcome.arms
+        alone = run_in(tmp_path / "alone", options("demo", max_tokens=60)).arms[0]
+        assert replies(tmp_path / "run", "demo") == replies(tmp_path / "alone", "dense") != []
+        same = ("answer_match", "examples", "eos", "truncated", "reply_tokens", "step_bytes", "loops")
+        assert {name: other[name] for name in same} == {name: alone[name] for name in same}
+        assert (other["arm"], other["pattern"], other["equal_tokens"]) == ("demo", None, EQUAL)
+        # One tokenizer, so that tokens and their rates are alike.
+        assert other["speedup"] == pytest.approx(other["decode_rate"] / dense["decode_rate"])
+        assert other["length_ratio"] is not None
+        assert other["fidelity"] is None and "another model" in other["fidelity_reason"]
+        lines = of_run(read_run(tmp_path / "run")).lines
+        assert "demo: another dense model, on the same questions with its own tokenizer" in lines
+        assert any(line.startswith("no fidelity: another model") for line in lines)
+
+    def test_tokens_of_another_vocabulary_are_not_compared(self, tiny: Path, tmp_path: Path) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(tiny)
+        tokenizer.add_tokens(["sheep"])
+        tokenizer.save_pretrained(tiny)
+        outcome = run_in(tmp_path / "run", options("demo", tiny, max_tokens=60))
+        other = outcome.arms[2]
+        for name in ("speedup", "length_ratio", "net_speedup"):
+            assert other[name] is None and "another vocabulary" in other[f"{name}_reason"]
+        assert other["decode_rate"] > 0 and other["reply_tokens"] > 0
+
+    def test_a_resumed_run_does_not_ask_again(self, tiny: Path, tmp_path: Path) -> None:
+        wanted = options(tiny, "demo")
+        first = run_in(tmp_path / "run", wanted)
+        second = run_in(tmp_path / "run", wanted)
+        assert len(replies(tmp_path / "run", "demo")) == 3
+        assert first.arms[2]["answer_match"] == second.arms[2]["answer_match"]
+
+    def test_random_models_are_timed(self, tiny: Path) -> None:
+        wanted = options(f"random:{tiny}", f"random:{tiny}")
+        other = run(wanted, None, None, Progress()).arms[2]
+        assert other["examples"] == 0 and other["decode_rate"] > 0 and other["speedup"] > 0
+
+    def test_a_missing_model_is_told_before_any_work(self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        with pytest.raises(SdbenchError, match="the hub cannot be reached"):
+            run_in(tmp_path / "run", options(tiny, "nobody/nothing"))
+        assert not (tmp_path / "run/rows.jsonl").exists()
+
+    def test_what_makes_no_comparison_is_refused(self, tiny: Path, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="--fidelity-only asks for neither"):
+            options(tiny, "demo", fidelity="only")
+        with pytest.raises(UsageError, match="another random: model alone"):
+            options(tiny, "random:qwen3-0.6b")
+        with pytest.raises(UsageError, match="would look like the arm of that name"):
+            options("demo", tiny.rename(tmp_path / "dense"))
