@@ -67,6 +67,11 @@ def render_table(
         console.print(table, crop=False)
 
 
+def share(value: float) -> str:
+    """A share in percent; one that is not all and not nothing never reads 100.0% or 0.0%."""
+    return f"{value if value in (0, 1) else min(max(value, 0.001), 0.999):.1%}"
+
+
 def to_markdown(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     """The table as GitHub Markdown, cells escaped so that none of them ends a cell, a line or a tag.
 

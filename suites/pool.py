@@ -9,7 +9,7 @@ from sdbench.suites.e2e.arms import CONTROL, INT8
 from sdbench.suites.e2e.tables import ratio_cells
 from sdbench.suites.runs import Report, SavedRun
 from sdbench.suites.statistics import mean_over_positions, ratio_of_means
-from sdbench.tables import Column
+from sdbench.tables import Column, share
 
 SCHEMA = "sdbench.pool/1"
 Row = dict[str, Any]
@@ -79,7 +79,7 @@ def report(rows: Sequence[Row], runs: Sequence[SavedRun]) -> Report:
             str(row["questions"]),
             f"{row['kl']:.4f}",
             f"{min(row['kl_of_draws']):.4f}-{max(row['kl_of_draws']):.4f}",
-            f"{row['agreement']:.1%}",
+            share(row["agreement"]),
             *ratio_cells(row["control_ratio"]),
         ]
         for row in rows

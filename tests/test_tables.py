@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from sdbench.tables import Column, render_table, to_markdown
+from sdbench.tables import Column, render_table, share, to_markdown
 
 UNHURRIED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A shared machine is slow at times; these tests are about values."""
@@ -112,7 +112,7 @@ def test_cases_23_any_figures_at_any_width(width: int, figures: list[int]) -> No
 
 
 PIPED = """
-from sdbench.tables import Column, render_table
+from sdbench.tables import Column, render_table, share
 render_table([Column("arm", key=True)] + [Column(f"c{n}", figure=True) for n in range(30)], [["dense"] + ["123456.78"] * 30], title="t")
 """
 
@@ -137,3 +137,10 @@ def test_markdown() -> None:
     assert to_markdown([Column("arm"), Column("rate", figure=True)], rows) == (
         "| arm | rate |\n| --- | ---: |\n| a\\|b\\\\\\| | 1.5 |\n| two<br>lines &lt;think&gt; |   |\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.0, "100.0%"), (0.99999, "99.9%"), (0.5, "50.0%"), (0.0001, "0.1%"), (0.0, "0.0%"), (0.9994, "99.9%")]
+)
+def test_a_share_of_nearly_all_is_not_all(value: float, text: str) -> None:
+    assert share(value) == text

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from sdbench.suites.runs import Table
-from sdbench.tables import Column
+from sdbench.tables import Column, share
 
 Row = dict[str, Any]
 
@@ -94,7 +94,7 @@ def fidelity_table(arms: Sequence[Row]) -> Table | None:
             arm["arm"],
             prefill,
             _figure(found["kl"], ".4f" if found["kl"] >= 1e-4 else ".1e"),
-            f"{found['agreement']:.1%}",
+            share(found["agreement"]),
             f"{found['diverged']}/{found['questions']}",
             _figure(found["first_divergence"], "g"),
             _figure(found.get("perplexity"), "#.5g"),
