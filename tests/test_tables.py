@@ -112,7 +112,7 @@ def test_cases_23_any_figures_at_any_width(width: int, figures: list[int]) -> No
 
 
 PIPED = """
-from sdbench.tables import Column, render_table, share
+from sdbench.tables import Column, render_table
 render_table([Column("arm", key=True)] + [Column(f"c{n}", figure=True) for n in range(30)], [["dense"] + ["123456.78"] * 30], title="t")
 """
 
