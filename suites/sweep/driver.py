@@ -61,7 +61,7 @@ def check_runs(file: Path, runs: Sequence[Run], executor: Executor) -> list[Argu
         wrong = runs[len(found["arguments"])]
         named = ", ".join(f"{key}: {shown(wrong.values[key])}" for key in found["keys"] or wrong.values)
         raise SdbenchError(f"{file}: {named}: {found['error']}", ExitCode(found["code"]))
-    require_distinct(file, runs, [strict_json(one) for one in found["arguments"]])
+    require_distinct(file, runs, [_key(one) for one in found["arguments"]])
     return list(found["arguments"])
 
 
@@ -95,10 +95,8 @@ class _Sweep:
     def __init__(self, plan: Plan, executor: Executor, progress: Progress, program: Sequence[str]):
         self.plan, self.executor, self.progress, self.program = plan, executor, progress, program
         found = _finished_and_begun(plan.folder)
-        earlier = {
-            entry.run: entry
-            for entry in (read_record(plan.folder) or SweepRecord(schema=SCHEMA, grid="", executor="", varying=[], runs=[])).runs
-        }
+        last = read_record(plan.folder)
+        earlier = {entry.run: entry for entry in last.runs} if last else {}
         self.entries = [
             _entry(run, arguments, plan.folder, found, earlier) for run, arguments in zip(plan.runs, plan.arguments, strict=True)
         ]
@@ -170,7 +168,9 @@ class _Sweep:
         self.progress.note("interrupting the runs that are going on")
         self.executor.stop()
         for index in self.going.values():
-            self.entries[index].end("interrupted", "Ctrl-C")
+            # One that ended in the meantime is as good as any.
+            complete = _is_complete(self.plan.folder / self.entries[index].run, self.plan.arguments[index])
+            self.entries[index].end("complete" if complete else "interrupted", None if complete else "Ctrl-C")
         self.record.save(self.plan.folder)
 
 
@@ -184,15 +184,15 @@ def _result(future: "Future[Ended]") -> Ended:
 def _entry(run: Run, arguments: Arguments, folder: Path, found: Mapping[str, str], earlier: Mapping[str, Entry]) -> Entry:
     """A run as its directory leaves it: finished, begun or new."""
     # A grid that grew has given the run another name.
-    name = found.get(strict_json(arguments), run.name)
+    name = found.get(_key(arguments), run.name)
     entry = earlier.get(name) or Entry(run=name, arguments={})
-    entry = entry.model_copy(update={"arguments": dict(run.values), "outcome": "waiting", "reason": None})
+    entry = entry.model_copy(update={"arguments": dict(run.values), "outcome": "waiting", "kept": False, "reason": None})
     for attempt in entry.attempts:
         if attempt.outcome == "running":
             attempt.outcome, attempt.reason = "interrupted", "killed"
     if _is_complete(folder / name, arguments):
         entry.outcome, entry.kept = "complete", True
-    elif name not in found.values():
+    elif _key(arguments) not in found:
         _require_free(folder / name, arguments)
     return entry
 
@@ -203,8 +203,12 @@ def _finished_and_begun(folder: Path) -> dict[str, str]:
     for file in sorted(folder.glob("*/run.json")):
         record = _read(file)
         if record and record.command == "e2e":
-            found[strict_json(record.arguments)] = file.parent.name
+            found[_key(record.arguments)] = file.parent.name
     return found
+
+
+def _key(arguments: Arguments) -> str:
+    return strict_json(dict(sorted(arguments.items())))
 
 
 def _is_complete(path: Path, arguments: Arguments) -> bool:

@@ -58,9 +58,8 @@ class LocalExecutor:
     def __init__(self, jobs: int | None = None):
         self._jobs = jobs
         self._stopped = threading.Event()
-        self._free: queue.Queue[tuple[int, str | None]] = queue.Queue()
         self._pool: ThreadPoolExecutor | None = None
-        self.slots = jobs or 1
+        self._share(jobs or 1, [])
 
     def check(self, runs: Runs, folder: str) -> dict[str, Any]:
         """Checks the runs and counts the GPUs.
@@ -73,12 +72,15 @@ class LocalExecutor:
         gpus = on_gpus(found)
         if self._jobs and gpus and self._jobs > gpus:
             raise UsageError(f"--jobs {self._jobs} with {gpus} GPU{'s' if gpus > 1 else ''}: runs that share one would time each other")
-        self.slots = self._jobs or gpus or 1
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = visible.split(",") if visible else [str(index) for index in range(gpus)]
-        for slot in range(self.slots):
-            self._free.put((slot, names[slot] if gpus else None))
+        self._share(self._jobs or gpus or 1, visible.split(",") if visible and gpus else [str(index) for index in range(gpus)])
         return found
+
+    def _share(self, slots: int, gpus: Sequence[str]) -> None:
+        self.slots = slots
+        self._free: queue.Queue[tuple[int, str | None]] = queue.Queue()
+        for slot in range(slots):
+            self._free.put((slot, gpus[slot] if gpus else None))
 
     def submit(self, job: Job) -> "Future[Ended]":
         """Starts a process on a free GPU."""
@@ -183,6 +185,8 @@ class RayExecutor:
 
     def stop(self) -> None:
         """Interrupts the tasks, waits for them, and leaves the cluster."""
+        if not self._ray.is_initialized():
+            return
         going = [reference for future, reference in self._refs.items() if not future.done()]
         for reference in going:
             self._ray.cancel(reference)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from sdbench.calibrate.registry import did_you_mean
 from sdbench.errors import UsageError, cannot_read
@@ -23,24 +24,31 @@ LONGEST_NAME = 120
 SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def _is_scalar(value: Any) -> Any:
-    if not isinstance(value, str) or not value:
-        raise ValueError("a text or a number must stand here")
-    return value
-
-
-Scalar = Annotated[str, BeforeValidator(_is_scalar)]
 Value = str | tuple[str, ...]
 """An option's value as it would be typed; several for an option that may be repeated."""
 
 
-def _is_value(value: Any) -> Any:
+def _value(value: Any) -> Value:
+    """Everything is a text here, or holds others."""
     if isinstance(value, list):
-        return tuple(_is_scalar(part) for part in value)
-    return _is_scalar(value)
+        return tuple(_scalar(part) for part in value)
+    return _scalar(value)
 
 
-GridValue = Annotated[Any, BeforeValidator(_is_value)]
+def _scalar(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise PydanticCustomError("value", "{value} is no value; a text or a number must stand here", {"value": str(value or "nothing")})
+    return value
+
+
+def _values(values: Any) -> list[Value]:
+    if not isinstance(values, list) or not values:
+        raise PydanticCustomError("axis", "{value} is no list of values; write [A, B]", {"value": str(values or "nothing")})
+    return [_value(value) for value in values]
+
+
+GridValue = Annotated[Any, BeforeValidator(_value)]
+Axis = Annotated[Any, BeforeValidator(_values)]
 
 
 class Grid(BaseModel):
@@ -55,7 +63,7 @@ class Grid(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    axes: dict[str, Annotated[list[GridValue], Field(min_length=1)]] = Field(min_length=1)
+    axes: dict[str, Axis] = Field(min_length=1)
     options: dict[str, GridValue] = {}
     exclude: list[dict[str, GridValue]] = []
     include: list[dict[str, GridValue]] = []
@@ -119,6 +127,9 @@ def read_grid(file: Path) -> Grid:
         content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise cannot_read(file, error) from error
+    except yaml.MarkedYAMLError as error:
+        place = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UsageError(f"{file}{place}: {error.problem or 'it is no YAML'}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
