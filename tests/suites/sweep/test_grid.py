@@ -74,7 +74,7 @@ def test_names_hold_no_path_and_are_never_the_same(runs):
     [
         ("axis: {}\n", "grid.yaml: unknown key 'axis'; did you mean axes?"),
         ("axes: {patern: [2:4]}\n", "grid.yaml: unknown key 'patern' in axes; did you mean pattern?"),
-        ("axes: {seed: [0]}\noptions: {max_token: 4}\n", "unknown key 'max-token' in options; did you mean max-tokens?"),
+        ("axes: {seed: [0]}\noptions: {max_token: 4}\n", "unknown key 'max_token' in options; did you mean max-tokens?"),
         ("axes: {seed: [0]}\nexclude: [{pattern: 2:4}]\n", "unknown key 'pattern' in exclude; known: seed"),
         ("axes: {seed: [0]}\nexclude: [{seed: 1}]\n", "exclude seed 1: no combination of the axes has that"),
         ("axes: {seed: [0]}\nexclude: [{seed: 0}]\n", "nothing is left to run"),
