@@ -1,5 +1,7 @@
 """``sdbench sweep``: a grid of end-to-end runs."""
 
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +63,8 @@ def command(grid: Path, output: Path | None, executor: str, ray_address: str | N
     runs = expand(grid, read_grid(grid), run_options())
     folder = output or Path("results/local/sweep") / grid.stem
     place = RayExecutor(ray_address, jobs) if executor == "ray" else LocalExecutor(jobs)
-    with Progress() as progress:
+    # Ray prints to stdout what becomes of its processes; each run's record says it, and stdout is for the results.
+    with Progress() as progress, redirect_stdout(StringIO()):
         try:
             progress.note(f"{len(runs)} runs in {folder}; checking them")
             arguments = check_runs(grid, runs, place)

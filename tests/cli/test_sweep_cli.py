@@ -34,7 +34,6 @@ def test_a_grid_may_set_every_option_of_e2e_but_those_of_the_sweep():
         ("axes: {pattern: [2:4, 2:5x]}\n", ["grid.yaml: pattern: 2:5x: pattern '2:5x': write it as N:M"]),
         ("axes: {method: [wanda], seed: [0, one]}\n", ["grid.yaml: seed: one: ", "not a valid integer"]),
         ("axes: {seed: [0, 00]}\n", ["seed 0", "seed 00 are the same run"]),
-        ("axes: {method: [wanda, wnda]}\n", ["grid.yaml: method: wnda: ", "did you mean wanda"]),
     ],
 )
 def test_a_wrong_value_is_one_line_before_anything_starts(text, messages, sdbench, grid, tmp_path):

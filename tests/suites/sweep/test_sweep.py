@@ -267,6 +267,7 @@ class TestRay:
         def lose_the_node():
             wait_for(lambda: all((asked.folder / f"slow_seed{seed}" / "run.json").exists() for seed in (0, 1)))
             cluster.remove_node(node, allow_graceful=False)
+            wait_for(lambda: '"lost its worker or node' in (asked.folder / "sweep.json").read_text())
             (asked.folder / "go").touch()
 
         thread = threading.Thread(target=lose_the_node)
