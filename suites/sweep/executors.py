@@ -118,7 +118,7 @@ class RayExecutor:
 
     def __init__(self, address: str | None = None, jobs: int | None = None):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # GPUs are this executor's business: a task without one must not see any, nor lose what the machine has set.
+        # What Ray is going to do for tasks without a GPU, and warns of where it is not set.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         try:
             import ray
