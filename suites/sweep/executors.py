@@ -5,6 +5,8 @@ import logging
 import os
 import queue
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +17,8 @@ from sdbench.suites.sweep.work import GRACE_SECONDS, Ended, Job, check, work
 
 Runs = Sequence[Mapping[str, Sequence[str]]]
 
-CONNECT_SECONDS = 5
+CONNECT_SECONDS, STATUS_SECONDS = 5, 30
+"""What a cluster has to open its port, and to answer."""
 
 
 class Executor(Protocol):
@@ -202,19 +205,24 @@ def _on_ray(job: Job) -> Ended:
 
 
 def _require_reachable(address: str) -> None:
-    """Ray itself tries for minutes, and may end the process rather than raise."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    """Asks the port, then Ray's own status command: ``ray.init`` tries for minutes, and may end the process rather than raise."""
     if address in ("auto", "local"):
         return
+    host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         raise UsageError(f"--ray-address {address}: it is HOST:PORT, or auto")
     try:
         with contextlib.closing(socket.create_connection((host, int(port)), CONNECT_SECONDS)):
             pass
+        status = [sys.executable, "-m", "ray.scripts.scripts", "status", f"--address={address}"]
+        done = subprocess.run(status, capture_output=True, timeout=STATUS_SECONDS, check=False)
+        fault = f"'ray status --address {address}' fails" if done.returncode else None
+    except subprocess.TimeoutExpired:
+        fault = f"the port is open, and no Ray answers there within {STATUS_SECONDS} seconds"
     except (OSError, OverflowError) as error:
-        raise SdbenchError(
-            f"the Ray cluster at {address} cannot be reached: {error}; 'ray status' on its head node tells whether it runs"
-        ) from error
+        fault = str(error)
+    if fault:
+        raise SdbenchError(f"the Ray cluster at {address} cannot be reached: {fault}; 'ray status' on its head node tells whether it runs")
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 import errno
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -243,6 +244,15 @@ class TestRay:
         with pytest.raises(SdbenchError, match=message) as error:
             RayExecutor(address)
         assert error.value.exit_code == code
+
+    def test_a_port_of_something_else_is_one_line(self, monkeypatch):
+        """Ray itself would try for minutes."""
+        pytest.importorskip("ray")
+        monkeypatch.setattr("sdbench.suites.sweep.executors.STATUS_SECONDS", 3)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            with pytest.raises(SdbenchError, match=f"at {address} cannot be reached: the port is open, and no Ray answers"):
+                RayExecutor(address)
 
     @pytest.mark.slow
     def test_a_killed_worker_costs_its_run_alone(self, plan, run):
