@@ -247,7 +247,7 @@ class RunDirectory:
         directory = Path(path)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            lock = _lock(directory)
+            lock = lock_directory(directory)
             try:
                 for draft in directory.glob(".*.tmp"):
                     draft.unlink()  # of a process that was killed as it wrote
@@ -352,7 +352,12 @@ def _earlier(directory: Path, fresh: RunRecord) -> RunRecord | None:
     return record
 
 
-def _lock(directory: Path) -> int:
+def lock_directory(directory: Path) -> int:
+    """Keeps other sdbench processes out of a folder until the descriptor that comes back is closed, or this process ends.
+
+    Raises:
+        SdbenchError: Another one is in it.
+    """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -137,11 +137,11 @@ def command(
     sdbench e2e --calib text --calibration-text c4.jsonl --sequential
     sdbench e2e --calib decode+sink --fidelity-only --diagnose --plot layers.png
     sdbench e2e --model random:Qwen/Qwen3-4B-Instruct-2507 --equal-tokens 256
-    sdbench e2e --task gsm8k --data gsm8k/train.jsonl --compare-model Qwen/Qwen3-1.7B
+    sdbench e2e --task gsm8k --compare-model Qwen/Qwen3-1.7B
     sdbench e2e --task classeval --data ClassEval_data.json --allow-code-execution
     sdbench e2e --lm-eval arc_easy --lm-eval-limit 200
     sdbench e2e --profile seed
-    sdbench e2e --profile paper --pattern 16:32 --model Qwen/Qwen3-14B --task classeval --allow-code-execution
+    sdbench e2e --profile paper --pattern 16:32 --model Qwen/Qwen3-14B
     sdbench split train.jsonl --output data
     sdbench e2e --model model.gguf --train data/train.jsonl \\
         --validation data/validation.jsonl --split-manifest data/manifest.json

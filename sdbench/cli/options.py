@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,27 @@ def products_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+class Checked(Exception):
+    """What a command was given is right: raised in place of opening its run directory inside :func:`checking`."""
+
+    def __init__(self, arguments: dict[str, Any]):
+        super().__init__("checked")
+        self.arguments = arguments
+
+
+_checking = ContextVar("checking", default=False)
+
+
+@contextmanager
+def checking() -> Iterator[None]:
+    """Commands that are called inside check all that they were given and raise :class:`Checked`, before anything is created or loaded."""
+    token = _checking.set(True)
+    try:
+        yield
+    finally:
+        _checking.reset(token)
+
+
 @contextmanager
 def run_directory(
     output: Path | None, command: str, arguments: dict[str, Any], environment: dict[str, Any]
@@ -129,7 +151,10 @@ def run_directory(
 
     Raises:
         SdbenchError: Ctrl-C, once the run directory has recorded it; says where the finished rows are.
+        Checked: Inside :func:`checking`.
     """
+    if _checking.get():
+        raise Checked(arguments)
     from sdbench.results import RunDirectory
     from sdbench.suites.saved import FAULTS
 

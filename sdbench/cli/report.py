@@ -54,7 +54,10 @@ def command(
     from sdbench.suites.plots import check_plot, require_matplotlib, save_plot
     from sdbench.suites.reports import render
     from sdbench.suites.runs import read_run
+    from sdbench.suites.sweep.record import SWEEP_FILE
 
+    # A sweep's folder holds its record beside its runs, and FOLDER/* names all of them.
+    runs = tuple(path for path in runs if len(runs) == 1 or path.name != SWEEP_FILE)
     if len(runs) > 1 and form in ONE_RUN:
         raise UsageError(f"--format {form} holds one run, and {len(runs)} are given; call it once for each")
     saved = [read_run(path) for path in runs]

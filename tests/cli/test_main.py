@@ -29,6 +29,7 @@ PAGES = {
     "report": ["sdbench report run", "--format", "--plot", "--html"],
     "runs": ["sdbench runs results --json", "FOLDER"],
     "compare": ["sdbench compare before after", "--fail-over", "default: 5%"],
+    "sweep": ["sdbench sweep grid.yaml", "--executor", "--ray-address", "validation-examples: 200"],
     "split": ["Example: sdbench split train.jsonl", "--validation-size"],
     "env": ["--json"],
 }

@@ -1,0 +1,80 @@
+"""``sweep.json``: what the grid's runs are, each attempt at them, and how they ended."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from sdbench.errors import SdbenchError
+from sdbench.results import strict_json, write_atomic
+
+SWEEP_FILE = "sweep.json"
+SCHEMA: Literal["sdbench.sweep/1"] = "sdbench.sweep/1"
+
+Outcome = Literal["waiting", "running", "complete", "failed", "interrupted"]
+
+
+class Attempt(BaseModel):
+    """One start of a run; ``code`` is its exit code, negative for a signal, null where the worker was lost."""
+
+    started: str
+    outcome: Outcome = "running"
+    code: int | None = None
+    reason: str | None = None
+    seconds: float | None = None
+    worker: str | None = None
+    device: str | None = None
+
+
+class Entry(BaseModel):
+    """A run: its directory, its options as the grid has them, and its end; ``kept`` if it was finished before this sweep began."""
+
+    run: str
+    arguments: dict[str, Any]
+    outcome: Outcome = "waiting"
+    kept: bool = False
+    reason: str | None = None
+    seconds: float | None = None
+    worker: str | None = None
+    device: str | None = None
+    attempts: list[Attempt] = []
+
+    def end(self, outcome: Outcome, reason: str | None = None) -> None:
+        """Ends the run and its last attempt, whose figures become the run's."""
+        last = self.attempts[-1]
+        last.outcome, last.reason = outcome, reason
+        self.outcome, self.reason = outcome, reason
+        self.seconds, self.worker, self.device = last.seconds, last.worker, last.device
+
+
+class SweepRecord(BaseModel):
+    """The contents of ``sweep.json``."""
+
+    schema_: Literal["sdbench.sweep/1"] = Field(alias="schema")
+    grid: str
+    executor: str
+    varying: list[str]
+    runs: list[Entry]
+
+    def save(self, folder: Path) -> None:
+        """Replaces the file.
+
+        Raises:
+            SdbenchError: It cannot be written.
+        """
+        try:
+            write_atomic(folder / SWEEP_FILE, strict_json(self, indent=2) + "\n")
+        except OSError as error:
+            raise SdbenchError(f"cannot write {folder / SWEEP_FILE}: {error.strerror}; finished runs are kept in {folder}") from error
+
+    def count(self, outcome: Outcome) -> int:
+        """Runs with that outcome."""
+        return sum(entry.outcome == outcome for entry in self.runs)
+
+
+def read_record(folder: Path) -> SweepRecord | None:
+    """The folder's record; None where there is none, or none that can be read: the run directories say what is finished."""
+    try:
+        return SweepRecord.model_validate_json((folder / SWEEP_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None

@@ -1,0 +1,67 @@
+"""All runs of a sweep in one table: a line a run and arm, with the options that vary."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sdbench.errors import SdbenchError
+from sdbench.results import with_status
+from sdbench.suites.e2e.report import COLUMNS, table_rows
+from sdbench.suites.e2e.tables import fidelity_table
+from sdbench.suites.runs import Report, Row, Table, measured, read_run
+from sdbench.suites.sweep.grid import shown
+from sdbench.suites.sweep.record import Entry, SweepRecord
+from sdbench.tables import Column
+
+
+def report(record: SweepRecord, folder: Path) -> Report:
+    """What ``sdbench sweep`` shows; a run without arms has one line with its outcome."""
+    axes = [Column(name, key=True) for name in record.varying]
+    arms = [_arms(folder / entry.run) for entry in record.runs]
+    cells, fidelity = [], []
+    table: Table | None = None
+    for entry, found in zip(record.runs, arms, strict=True):
+        place = [shown(entry.arguments.get(name)) for name in record.varying]
+        rows = table_rows(found) or [["-"] * len(COLUMNS)]
+        cells += [[*place, entry.outcome, *row] for row in rows]
+        if one := fidelity_table(found):
+            table = one
+            fidelity += [[*place, *row] for row in one.cells]
+    more = [Table(table.title, [*axes, *table.columns], fidelity, table.lines)] if table else []
+    document = record.model_dump(by_alias=True) | {"folder": str(folder)}
+    for entry, found in zip(document["runs"], arms, strict=True):
+        entry["arms"] = [with_status(arm) for arm in found]
+    columns = [*axes, Column("outcome"), *COLUMNS]
+    records = [_record(entry, arm) for entry, found in zip(record.runs, arms, strict=True) for arm in found or [{}]]
+    return Report(f"{record.grid}: {_counted(record)}", columns, cells, _lines(record.runs, folder), document, records, more=more)
+
+
+def _arms(path: Path) -> list[Row]:
+    try:
+        return [measured(arm) for arm in read_run(path).latest("arm", "arm")]
+    except SdbenchError:
+        return []
+
+
+def _counted(record: SweepRecord) -> str:
+    counts = {entry.outcome: record.count(entry.outcome) for entry in record.runs}
+    return f"{len(record.runs)} run{'s' if len(record.runs) > 1 else ''}, " + ", ".join(f"{n} {name}" for name, n in counts.items())
+
+
+def _lines(runs: Sequence[Entry], folder: Path) -> list[str]:
+    lines = []
+    for entry in runs:
+        tries = len(entry.attempts)
+        if entry.outcome not in ("complete", "waiting"):
+            lines.append(f"{entry.run}: {entry.outcome} after {tries} attempt{'s' if tries > 1 else ''}: {entry.reason}")
+        elif entry.outcome == "complete" and tries > 1:
+            before = "; ".join(dict.fromkeys(str(attempt.reason) for attempt in entry.attempts if attempt.reason))
+            lines.append(f"{entry.run}: complete in attempt {tries}" + (f", after: {before}" if before else ""))
+    kept = sum(entry.kept for entry in runs)
+    if kept:
+        lines.append(f"finished before this call, and kept: {kept}")
+    return [*lines, f"each run with its notes: sdbench report {folder}/*"]
+
+
+def _record(entry: Entry, arm: Row) -> dict[str, Any]:
+    return {"run": entry.run, "outcome": entry.outcome, **arm}
