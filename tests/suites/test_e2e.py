@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 from sdbench.demo import MODEL_DIR
 from sdbench.engine.greedy import Reply
 from sdbench.errors import SdbenchError
-from sdbench.models import encode_question, resolve_model
+from sdbench.models import encode_question
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory, RunRecord, read_jsonl, strict_json
@@ -29,6 +29,8 @@ from sdbench.suites.e2e.suite import Outcome, run
 from sdbench.suites.grading import extract_answer, is_match
 from sdbench.suites.tasks.arithmetic import VALIDATION_FILE
 
+from .asking import small_run
+
 CPU = torch.device("cpu")
 EQUAL, REPEATS = 12, 1
 TINY_LINEARS, TINY_MAX = 14, 8
@@ -37,31 +39,7 @@ PRODUCTS_PER_LINEAR = 4 / 7
 
 
 def options(model: str, **changes: Any) -> E2EOptions:
-    standard = E2EOptions(
-        spec=resolve_model(model, None, CPU),
-        device=CPU,
-        dtype=torch.float32,
-        pattern=Pattern(2, 4),
-        method="wanda",
-        calib=("decode",),
-        prefill="pruned",
-        train=None,
-        validation=None,
-        split_manifest=None,
-        dataset_revision=None,
-        calibration_examples=2,
-        validation_examples=3,
-        max_tokens=TINY_MAX,
-        equal_tokens=EQUAL,
-        warmup_tokens=2,
-        rate_repeats=REPEATS,
-        prompt_tokens=16,
-        batch_size=2,
-        targets=(),
-        ignore=(),
-        seed=0,
-    )
-    return replace(standard, **changes)
+    return small_run(model, **{"max_tokens": TINY_MAX, "equal_tokens": EQUAL, "rate_repeats": REPEATS} | changes)
 
 
 @pytest.fixture

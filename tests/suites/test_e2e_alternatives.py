@@ -1,6 +1,5 @@
 """What competes with pruning, in the same table: int8 weights and another dense model."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from sdbench.engine.fused import Unfusable
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels.quantized.weights import quantize
 from sdbench.models import resolve_model
-from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory, read_jsonl
 from sdbench.suites.e2e.data import load
@@ -23,6 +21,8 @@ from sdbench.suites.e2e.report import of_run
 from sdbench.suites.e2e.rounding import round_linears
 from sdbench.suites.e2e.suite import Outcome, run
 from sdbench.suites.runs import read_run
+
+from .asking import small_run
 
 CPU = torch.device("cpu")
 REPLY, EQUAL = 8, 12
@@ -45,32 +45,9 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
 
 
 def options(model: Path | str, rival: Path | str | None = None, **changes: object) -> E2EOptions:
-    standard = E2EOptions(
-        spec=resolve_model(str(model), None, CPU),
-        device=CPU,
-        dtype=torch.float32,
-        pattern=Pattern(2, 4),
-        method="magnitude",
-        calib=("decode",),
-        prefill="pruned",
-        train=None,
-        validation=None,
-        split_manifest=None,
-        dataset_revision=None,
-        calibration_examples=2,
-        validation_examples=3,
-        max_tokens=REPLY,
-        equal_tokens=EQUAL,
-        warmup_tokens=0,
-        rate_repeats=1,
-        prompt_tokens=16,
-        batch_size=2,
-        targets=(),
-        ignore=(),
-        seed=0,
-        rival=resolve_model(str(rival), None, CPU) if rival else None,
-    )
-    return replace(standard, **changes)  # type: ignore[arg-type]
+    other = resolve_model(str(rival), None, CPU) if rival else None
+    standard: dict[str, object] = {"method": "magnitude", "max_tokens": REPLY, "equal_tokens": EQUAL, "warmup_tokens": 0, "rival": other}
+    return small_run(model, **standard | changes)
 
 
 def run_in(path: Path, wanted: E2EOptions) -> Outcome:

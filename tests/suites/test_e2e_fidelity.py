@@ -22,7 +22,6 @@ from sdbench.calibrate.sources import CalibrationText, equalise, make_text
 from sdbench.demo import MODEL_DIR
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.models import load_model, resolve_model
-from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory, read_jsonl
 from sdbench.suites.e2e.data import load, tokenise
@@ -33,6 +32,8 @@ from sdbench.suites.e2e.suite import Outcome, run
 from sdbench.suites.fidelity import compare, reply_logits
 from sdbench.suites.runs import read_run
 from sdbench.suites.statistics import ratio_of_means
+
+from .asking import small_run
 
 CPU = torch.device("cpu")
 LINEARS, REPLY = 14, 8
@@ -64,32 +65,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(model: Path, **changes: Any) -> E2EOptions:
-    standard = E2EOptions(
-        spec=resolve_model(str(model), None, CPU),
-        device=CPU,
-        dtype=torch.float32,
-        pattern=Pattern(2, 4),
-        method="wanda",
-        calib=("decode",),
-        prefill="pruned",
-        train=None,
-        validation=None,
-        split_manifest=None,
-        dataset_revision=None,
-        calibration_examples=3,
-        validation_examples=3,
-        max_tokens=REPLY,
-        equal_tokens=4,
-        warmup_tokens=0,
-        rate_repeats=1,
-        prompt_tokens=16,
-        batch_size=2,
-        targets=(),
-        ignore=(),
-        seed=0,
-        fidelity="only",
-    )
-    return replace(standard, **changes)
+    standard = {"calibration_examples": 3, "max_tokens": REPLY, "equal_tokens": 4, "warmup_tokens": 0, "fidelity": "only"}
+    return small_run(model, **standard | changes)
 
 
 def run_only(wanted: E2EOptions) -> Outcome:

@@ -18,31 +18,10 @@ from sdbench.suites.e2e.options import E2EOptions
 from sdbench.suites.tasks.endpoint import Judge
 from sdbench.suites.tasks.registry import find_task
 
+from .asking import small_run
+
 CPU = torch.device("cpu")
-BASE = E2EOptions(
-    spec=resolve_model("demo", None, CPU),
-    device=CPU,
-    dtype=torch.float32,
-    pattern=Pattern(2, 4),
-    method="wanda",
-    calib=("decode",),
-    prefill="pruned",
-    train=None,
-    validation=None,
-    split_manifest=None,
-    dataset_revision=None,
-    calibration_examples=2,
-    validation_examples=3,
-    max_tokens=120,
-    equal_tokens=12,
-    warmup_tokens=2,
-    rate_repeats=1,
-    prompt_tokens=16,
-    batch_size=2,
-    targets=(),
-    ignore=(),
-    seed=0,
-)
+BASE = small_run("demo", max_tokens=120)
 
 
 def names(**changes: Any) -> list[str]:
