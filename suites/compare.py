@@ -78,7 +78,10 @@ class Finding:
     @property
     def label(self) -> str:
         """The key in one text."""
-        parts = ["x".join(map(str, value)) if isinstance(value, list) else str(value) for value in self.key.values() if value is not None]
+        known = {name: value for name, value in self.key.items() if value is not None}
+        if "tokens" in known:
+            known["tokens"] = f"{known['tokens']} tokens"
+        parts = ["x".join(map(str, value)) if isinstance(value, list) else str(value) for value in known.values()]
         return " ".join(parts) or "the whole run"
 
 
@@ -147,6 +150,11 @@ class Comparison:
         }
 
 
+def _key(row: Row, names: Sequence[str]) -> Row:
+    """What a row measured. One token goes without saying: rows of before there were several say nothing of it."""
+    return {name: row.get(name) for name in names if name != "tokens" or row.get(name, 1) != 1}
+
+
 def compare(base: SavedRun, new: SavedRun, fail_over: float) -> Comparison:
     """Compares two runs of one command.
 
@@ -173,11 +181,7 @@ def compare(base: SavedRun, new: SavedRun, fail_over: float) -> Comparison:
     for kind in COMMANDS[command]:
         names = KEYS[kind]
         before, after = (
-            {
-                tuple(map(str, key.values())): (key, row)
-                for row in run.latest(kind, *names)
-                if (key := {name: row.get(name) for name in names})
-            }
+            {tuple(map(str, key.values())): (key, row) for row in run.latest(kind, *names) if (key := _key(row, names))}
             for run in (base, new)
         )
         common += len(before.keys() & after.keys())

@@ -293,7 +293,7 @@ class _Pruner:
 
     def _keep(self, name: str, pruned: Pruned) -> None:
         require_exact(pruned.keep, self.options.pattern, name)
-        require_finite(pruned.weight, name, "weight", DAMAGED)
+        require_finite(pruned.weight, name, "pruned weight", "raise the damping, or prune in bf16 or fp32")
         stored = to_stored(pruned.weight, pruned.keep)
         _save(self.files[name], {part: getattr(stored, part).contiguous() for part in PARTS})
         self.work.add_row({"record": "layer", "layer": name, "report": pruned.report})

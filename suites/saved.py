@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sdbench.results import Fault, first_fault
 
 KEYS = {
-    "result": ("kernel", "variant", "pattern", "layer", "of_shape", "dtype"),
+    "result": ("kernel", "variant", "pattern", "layer", "of_shape", "dtype", "tokens"),
     "chain": ("kernel", "variant", "pattern", "layers"),
     "arm": ("arm", "pattern", "method"),
     "decode": ("arm", "path", "context"),

@@ -14,7 +14,7 @@ from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, re
 from sdbench.packing import PackedWeight, chunk_length
 
 PIECE_BYTES = 24 << 20
-"""Bytes of a piece: less than half of an H200's or an A100's L2, so that a piece's writes and the product's own traffic both fit."""
+"""Bytes of a piece: half of an H200's L2 or less, for a piece's writes and the product's own traffic. A guess, not timed yet."""
 
 
 @triton.jit
@@ -75,16 +75,19 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
     return dense
 
 
-_BUFFERS: dict[tuple[torch.device, int, torch.dtype], Tensor] = {}
+_BUFFERS: dict[tuple[torch.device, int, torch.dtype], list[Tensor]] = {}
 
 
 def buffer(packed: PackedWeight, rows: int) -> Tensor:
-    """Dense ``[rows, in]``, uninitialised, which all weights of a stream and dtype share: launches of a stream run one after the other."""
+    """Dense ``[rows, in]``, uninitialised, which all weights of a stream and dtype share: launches of a stream run one after the other.
+
+    A buffer that became too small is kept: a captured CUDA graph may still hold its address.
+    """
     stream = torch.cuda.current_stream(packed.device).cuda_stream if packed.device.type == "cuda" else 0
-    key, needed = (packed.device, stream, packed.dtype), rows * packed.in_features
-    if key not in _BUFFERS or _BUFFERS[key].numel() < needed:
-        _BUFFERS[key] = torch.empty(needed, dtype=packed.dtype, device=packed.device)
-    return _BUFFERS[key][:needed].view(rows, packed.in_features)
+    made, needed = _BUFFERS.setdefault((packed.device, stream, packed.dtype), []), rows * packed.in_features
+    if not made or made[-1].numel() < needed:
+        made.append(torch.empty(needed, dtype=packed.dtype, device=packed.device))
+    return made[-1][:needed].view(rows, packed.in_features)
 
 
 def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor:

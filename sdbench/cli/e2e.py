@@ -174,6 +174,8 @@ def command(
     if chosen and chosen.grader == "none" and fidelity == "no":
         # It is all that such a task has to say.
         fidelity = "also"
+    if fidelity == "only" and min_speedup is not None:
+        raise UsageError("--fidelity-only times nothing; leave out --min-speedup, or take --fidelity")
     if compare_revision and compare_model is None:
         raise UsageError("--compare-revision is of --compare-model; name that too")
     if (judge_url is None) != (judge_model is None):

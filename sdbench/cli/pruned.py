@@ -79,7 +79,7 @@ def _speed(speed: Mapping[str, Any]) -> list[str]:
     lines = [
         f"calibration replies: {speed['generated_tokens']:,} tokens at {speed['tokens_per_second']:,.0f} tok/s, "
         f"{how['batch']} at once by {how['path']}",
-        f"collecting added: {added}",
+        f"collecting added, the replay check apart: {added}",
     ]
     return lines + ([f"not faster because: {how['reason']}"] if how["reason"] else [])
 

@@ -73,7 +73,8 @@ def report(arguments: Mapping[str, Any], environment: Mapping[str, Any], rows: S
     if arguments["device"] == "cpu":
         lines.append(NO_GPU)
     document = {"schema": SCHEMA, "environment": environment, "rows": _plain(rows), "chains": _plain(chains)}
-    return Report("SpMV at batch 1 (* fastest correct variant of its kind)", columns, cells, lines, document, [*rows, *chains])
+    what = "Packed products" if any(_tokens(row) > 1 for row in rows) else "SpMV at batch 1"
+    return Report(f"{what} (* fastest correct variant of its kind)", columns, cells, lines, document, [*rows, *chains])
 
 
 def tune_report(environment: Mapping[str, Any], rows: Sequence[Row]) -> Report:
@@ -225,10 +226,14 @@ def crossovers(rows: Sequence[Row]) -> list[str]:
         gains = [(s.tokens, s.dense / s.sparse) for s in found if s.pattern == pattern]
         if len(gains) > 1:
             losing = next((tokens for tokens, gain in gains if gain < 1), None)
-            until = f"stops paying at {losing} tokens" if losing else f"pays up to {gains[-1][0]} tokens, the most that were timed"
+            until = f"stops paying at {_words(losing)}" if losing else f"pays up to {_words(gains[-1][0])}, the most that were timed"
             each = ", ".join(f"{gain:.2f}x at {tokens}" for tokens, gain in gains)
-            lines.append(f"{pattern} {until}: {each}, over the fastest dense")
+            lines.append(f"{pattern} {until}: {each}, over the fastest dense; int8, fp8 and cuSPARSELt are timed at one token alone")
     return lines
+
+
+def _words(tokens: int) -> str:
+    return f"{tokens} token{'s' if tokens > 1 else ''}"
 
 
 def _against(total: float, s: Sums) -> str:

@@ -84,6 +84,9 @@ def _require_some(options: KernelRun, chosen: Sequence[Variant]) -> None:
     refusals: dict[str, None] = {}
     for variant, pattern, shape, batch in itertools.product(chosen, options.patterns, options.shapes.values(), options.batches):
         if not variant.serves(batch):
+            least, most = variant.tokens
+            bounds = "one token" if most == 1 else f"{least} to {most} tokens" if most else f"{least} tokens or more"
+            refusals[f"{variant.name} is for {bounds}, not {batch}"] = None
             continue
         problem = Problem(*shape, options.dtype, pattern, sm_count(device), capability(device), batch)
         refusal = can_run(variant.needs, device) or variant.constraint(problem)

@@ -106,7 +106,7 @@ def test_a_wrong_product_of_several_tokens_never_gets_into_a_model(monkeypatch: 
     model = nn.Sequential(nn.Linear(8, 3, bias=False))
     weights = {"0": packed(torch.eye(3, 8) + 1)}
     monkeypatch.setattr("sdbench.engine.packed_linear.spmm", lambda weight, x: 1.001 * spmm(weight, x))
-    with pytest.raises(CheckFailed, match="layer 0: the packed product of 2 tokens is wrong"), packed_linears(model, weights, "pruned"):
+    with pytest.raises(CheckFailed, match="layer 0: the packed product of several tokens"), packed_linears(model, weights, "pruned"):
         pass
     # Original weights for the prompt: that product is never asked for.
     with packed_linears(model, weights, "dense") as modules:

@@ -127,10 +127,12 @@ def test_refusals(device: torch.device) -> None:
         spmm(packed, torch.zeros(2, 32, device=device), "lane_rwo")
 
 
-def test_which_variant(device: torch.device) -> None:
+def test_which_variant(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     packed, _ = problem(6, 32, Pattern(2, 4), torch.bfloat16, device)
     wide, _ = problem(6, 32, Pattern(2, 4), torch.float32, device)
     on_gpu = device.type == "cuda"
+    assert [auto_variant(packed, tokens) for tokens in (1, 2, 9)] == ["expand" if on_gpu else "reference"] * 3
+    monkeypatch.setattr("sdbench.kernels.spmm.WALKED_TOKENS", 8)
     assert [auto_variant(packed, tokens) for tokens in (2, 8, 9)] == (["lane_row", "lane_row", "expand"] if on_gpu else ["reference"] * 3)
     assert auto_variant(wide, 2) == ("expand" if on_gpu else "reference")
 

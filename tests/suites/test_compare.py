@@ -227,6 +227,14 @@ def test_rows_are_matched_by_what_they_measured() -> None:
     }
 
 
+def test_numbers_of_tokens_are_told_apart_and_one_is_what_older_rows_have() -> None:
+    wrong = product(8.0) | {"tokens": 4, "outcome": "incorrect", "us": None}
+    base = saved("base", "kernels", [product(10.0), product(8.0) | {"tokens": 4}])
+    found = compare(base, saved("new", "kernels", [product(10.0) | {"tokens": 1}, wrong, product(30.0) | {"tokens": 16}]), 0.05).findings
+    assert [(one.verdict, one.key.get("tokens")) for one in found] == [("broken", 4), ("only in NEW", 16), ("same", None)]
+    assert found[0].label.endswith("4 tokens")
+
+
 def test_findings_are_sorted_by_severity_then_by_ratio() -> None:
     def rows(*times: Any) -> list[dict[str, Any]]:
         outcomes = ["correct", "correct", "correct", times[3], "correct", "correct"]

@@ -104,6 +104,9 @@ def test_no_figure_is_cut(width: int) -> None:
         assert set(" ".join(line).split()) <= set().union(*printed)
 
 
+ALONE = "int8, fp8 and cuSPARSELt are timed at one token alone"
+
+
 def several(tokens: int, dense: float, sparse: float) -> list[dict[str, Any]]:
     rows = [row("dense", "linear", 2 * dense), row("dense", "gemm", dense), row("spmv", "walk", sparse)]
     rows[2]["kernel"] = "spmm"
@@ -118,7 +121,7 @@ def test_a_batch_is_compared_with_its_own_baselines_and_the_crossover_is_told() 
     assert rows[-1]["speedup"]["dense"] == 0.8 and rows[-1]["best"]
     lines = headline(rows)
     assert "2:4, 4 tokens: sum of 1 shape 8.0 us, 2.50x over F.linear, 1.25x over the fastest dense" in lines
-    assert lines[-1] == "2:4 stops paying at 8 tokens: 2.00x at 1, 1.25x at 4, 0.80x at 8, over the fastest dense"
+    assert lines[-1] == "2:4 stops paying at 8 tokens: 2.00x at 1, 1.25x at 4, 0.80x at 8, over the fastest dense; " + ALONE
     still = headline(judge([*run(), *several(4, 10.0, 8.0)]))[-1]
     assert still.startswith("2:4 pays up to 4 tokens, the most that were timed: 2.00x at 1, 1.25x at 4")
     assert "tokens" in [column.name for column in table(rows)[0]] and "tokens" not in [column.name for column in table(run())[0]]
