@@ -120,9 +120,13 @@ except Exception as error:
 """
 
 
+HEARS_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""A shell starts background jobs with SIGINT ignored, and so the tests of a job in the background: a terminal does not."""
+
+
 def start_driver(folder, executor="local"):
     """A driver in a process of its own, whose second run goes on until it is told."""
-    process = subprocess.Popen([sys.executable, "-c", DRIVER, HERE, folder, executor], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", HEARS_CTRL_C + DRIVER, HERE, folder, executor], stderr=subprocess.PIPE, text=True)
     wait_for(lambda: (folder / "slow" / "run.json").exists() and process.poll() is None)
     return process
 
