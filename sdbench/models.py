@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -211,6 +212,7 @@ def locate_model(spec: ModelSpec, tell: Callable[[str], None]) -> tuple[Path, Mo
 
 def _download(spec: ModelSpec, *, weights: bool) -> Path:
     what = f"model {spec.source!r}" + (f" at revision {spec.revision}" if spec.revision else "")
+    what += " (did you mean demo?)" if get_close_matches(spec.source, ["demo"]) else ""
     try:
         patterns = [*_TEXT_FILES, "*.safetensors"] if weights else _TEXT_FILES
         # Sub-folders and consolidated files repeat the weights in other formats.

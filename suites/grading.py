@@ -76,11 +76,24 @@ def is_match(text: str, gold: str) -> bool:
     Raises:
         SdbenchError: The reference holds no number, so nothing could ever match it.
     """
+    expected, answer = require_number(gold), extract_answer(text)
+    return answer is not None and Fraction(answer) == Fraction(expected)
+
+
+def require_number(gold: str, where: str = "") -> str:
+    """The number of a reference answer.
+
+    Args:
+        gold: A bare number or a full reference answer.
+        where: What stands before the message, such as the example's name.
+
+    Raises:
+        SdbenchError: There is none, so nothing could ever match it.
+    """
     expected = extract_answer(gold)
     if expected is None:
-        raise SdbenchError(f"the reference answer {gold[:60]!r} holds no number; answer match needs a numeric reference")
-    answer = extract_answer(text)
-    return answer is not None and Fraction(answer) == Fraction(expected)
+        raise SdbenchError(f"{where}the reference answer {gold[:60]!r} holds no number; answer match needs a numeric reference")
+    return expected
 
 
 def after_reasoning(text: str) -> str:

@@ -78,6 +78,7 @@ def command(
         from sdbench.suites.html.page import page
 
         _write(html, page(list(zip(saved, reports, strict=True))))
+        print(f"wrote {html}", file=sys.stderr)
     if output:
         _write(output, _text(reports, form))
     elif form == "text":

@@ -12,6 +12,7 @@ from sdbench.models import LoadedModel, encode_question, encode_reference
 from sdbench.suites.corpus import read_corpus, windows
 from sdbench.suites.data import Example, hold_out, load_examples, select, verify_manifest
 from sdbench.suites.e2e.options import CalibrationOptions, E2EOptions
+from sdbench.suites.grading import require_number
 from sdbench.suites.tasks.records import HOLDOUT_SEED, load_records
 from sdbench.suites.tasks.registry import grading_of
 from sdbench.suites.tasks.sandbox import require_sandbox
@@ -62,7 +63,10 @@ def load(options: E2EOptions) -> Examples | None:
     if options.allow_code_execution:
         require_sandbox()
     calibration, validation = _parts(options, options.validation)
-    return Examples(_draw(options, calibration), select(validation, options.validation_examples, options.seed))
+    judged = select(validation, options.validation_examples, options.seed)
+    for example in judged if options.task.grader == "number" else ():
+        require_number(example.answer or "", f"example {example.id}: ")
+    return Examples(_draw(options, calibration), judged)
 
 
 def load_calibration(options: CalibrationOptions) -> list[Example] | None:

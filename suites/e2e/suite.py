@@ -10,6 +10,8 @@ import torch
 
 from sdbench.calibrate.numerics import require_weight
 from sdbench.calibrate.select import select_linears
+from sdbench.engine.greedy import position_limit
+from sdbench.errors import UsageError
 from sdbench.models import LoadedModel, ModelSpec, load_model, locate_model
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
@@ -90,9 +92,21 @@ def _judge_rival(
 
 
 def _judged(options: E2EOptions, examples: Examples | None, loaded: LoadedModel) -> list[Question]:
-    """The questions to judge, as a model reads them."""
+    """The questions to judge, as a model reads them.
+
+    Raises:
+        UsageError: One of them and its reply have no room in the model.
+    """
     if examples:
-        return data.tokenise(examples.validation, loaded)
+        questions, limit = data.tokenise(examples.validation, loaded), position_limit(loaded.model)
+        for question in questions:
+            length = len(question.prompt)
+            if limit is not None and length + options.max_tokens > limit:
+                raise UsageError(
+                    f"example {question.id}: its prompt of {length} tokens and --max-tokens {options.max_tokens} exceed the {limit} "
+                    f"positions of {loaded.name}; ask for fewer tokens, or take a model of a longer context"
+                )
+        return questions
     return data.random_questions(1, options.prompt_tokens, 0, loaded, "rate", options.seed + 1)
 
 

@@ -14,7 +14,7 @@ def test_a_page_beside_the_table(sdbench, saved_run, tmp_path):
     saved_run("two", "e2e", E2E, [arm("dense", 100.0), arm("decode", 125.0, decode_rate_note="CPU rates <say> nothing")])
     plain = sdbench("report", "one", "two")
     done = sdbench("report", "one", "two", "--html", "page.html")
-    assert (done.code, done.out, done.err) == (0, plain.out, "")
+    assert (done.code, done.out, done.err) == (0, plain.out, "wrote page.html\n")
     page = (tmp_path / "page.html").read_text()
     assert page.startswith("<!doctype html>") and page.count("<article") == 2 and page.count("<svg") == 2
     assert "2.97×" in page and "1.25×" in page
@@ -54,4 +54,4 @@ def test_without_matplotlib(sdbench, saved_run, tmp_path, monkeypatch):
 def test_a_page_needs_no_torch(saved_run, heavy_imports) -> None:
     folder = saved_run("run", "kernels", ASKED, ROWS)
     done = heavy_imports(folder.parent, "report", "run", "--html", "page.html")
-    assert (done.returncode, done.stderr) == (0, "[]\n") and (folder.parent / "page.html").exists()
+    assert (done.returncode, done.stderr) == (0, "wrote page.html\n[]\n") and (folder.parent / "page.html").exists()

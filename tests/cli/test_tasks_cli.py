@@ -195,3 +195,15 @@ def test_a_machine_that_cannot_lock_code_away_is_told_first(sdbench, data, monke
 def test_bad_splits(arguments, message, sdbench, data):
     data("mine.jsonl", sums(3))
     sdbench("split", *arguments.split(), "--output", "parts").refuses(2, message)
+
+
+def test_an_example_that_cannot_be_judged_is_named(sdbench, checkpoint, data):
+    """By its answer before the model loads, by its length before any other is judged."""
+    records = sums(8)
+    call = ("e2e", "--model", checkpoint(), "--calibration-examples", 1, "--validation-examples", 2, "--max-tokens", 4)
+    wordless = data("wordless.jsonl", [one | {"answer": "none"} for one in records])
+    done = sdbench(*call, "--data", wordless)
+    done.refuses(1, ": the reference answer 'none' holds no number", "example ")
+    assert "loading" not in done.err
+    long = data("long.jsonl", [one | {"question": one["question"] + " and so on" * 2000} for one in records])
+    sdbench(*call, "--data", long).refuses(2, "example ", "--max-tokens 4 exceed the", "take a model of a longer context")
