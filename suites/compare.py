@@ -150,6 +150,12 @@ class Comparison:
         }
 
 
+def _share_no_question(base: SavedRun, new: SavedRun) -> bool:
+    """Whether both runs judged questions, none of them the same."""
+    judged = [{(str(sample.get("example")), str(sample.get("prompt_hash"))) for sample in run.samples} for run in (base, new)]
+    return all(judged) and not set.intersection(*judged)
+
+
 def _key(row: Row, names: Sequence[str]) -> Row:
     """What a row measured. One token goes without saying: rows of before there were several say nothing of it."""
     return {name: row.get(name) for name in names if name != "tokens" or row.get(name, 1) != 1}
@@ -199,6 +205,11 @@ def compare(base: SavedRun, new: SavedRun, fail_over: float) -> Comparison:
         common += len(fidelity)
     if not common:
         raise SdbenchError(f"{base.path} and {new.path} have no row in common: nothing to compare", ExitCode.NOTHING_SELECTED)
+    if all(found.ratio is None for found in findings) and _share_no_question(base, new):
+        raise SdbenchError(
+            f"{base.path} and {new.path} judged other questions, and no rate of theirs compares: nothing to compare",
+            ExitCode.NOTHING_SELECTED,
+        )
     if base.record.outcome == "complete" != new.record.outcome:
         findings.append(Finding("broken", {}, "outcome", "complete", new.record.outcome, reason=new.record.outcome_reason))
     severity = {verdict: number for number, verdict in enumerate(get_args(Verdict))}

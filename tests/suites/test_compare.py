@@ -291,6 +291,18 @@ def test_only_examples_that_both_runs_judged_are_compared() -> None:
     assert match(before, asked_again).verdict == "same"  # the last of one key holds
 
 
+def test_runs_of_other_questions_and_no_rate_are_not_equal() -> None:
+    """A job whose task was changed does not go on passing."""
+    before, after = arm("decode", 10.0), arm("decode", 10.0) | {"equal_tokens": 64}
+    old, other = answers("decode", "1111"), answers("decode", "0000", example="other")
+    with pytest.raises(SdbenchError, match="judged other questions, and no rate of theirs compares") as refused:
+        e2e(before, after, base=old, new=other)
+    assert refused.value.exit_code == 5
+    # A rate, or one question in common, is something.
+    assert e2e(before, arm("decode", 10.0), base=old, new=other).findings
+    assert e2e(before, after, base=old, new=[*other, old[0]]).findings
+
+
 def test_without_answers_nothing_is_said_about_them() -> None:
     assert [found.figure for found in e2e(arm("decode", 1.0), arm("decode", 1.0)).findings] == ["tok/s"]
 
