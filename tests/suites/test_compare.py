@@ -1,66 +1,15 @@
 """What counts as a regression between two runs."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from sdbench.errors import SdbenchError, UsageError
-from sdbench.records import RunRecord
-from sdbench.results import strict_json
-from sdbench.suites.compare import COLUMNS, Comparison, Finding, compare
-from sdbench.suites.runs import SavedRun
-from sdbench.tables import to_markdown
+from sdbench.suites.compare import Comparison, Finding, compare
+
+from .made_runs import answers, arm, fidelity, product, saved
 
 NAN = float("nan")
-
-
-def saved(name: str, command: str, rows: Any, samples: Any = (), **record: Any) -> SavedRun:
-    whole = {
-        "schema": "sdbench.run/1",
-        "command": command,
-        "arguments": {"seed": 0},
-        "environment": {"gpu": {"name": "NVIDIA H200"}},
-        "versions": {"torch": "2.11.0"},
-        "git": None,
-        "created": "2026-12-01T00:00:00+00:00",
-        "outcome": "complete",
-    }
-    return SavedRun(Path(name), RunRecord.model_validate(whole | record), list(rows), list(samples))
-
-
-def product(us: Any, outcome: str | None = "correct", **changes: Any) -> dict[str, Any]:
-    """A result row; ``us`` is a median, (p20, p50, p80), or what stands in its place."""
-    times = {"p20": us, "p50": us, "p80": us} if isinstance(us, float) else us
-    times = dict(zip(("p20", "p50", "p80"), us, strict=True)) if isinstance(us, tuple) else times
-    row = {
-        "record": "result",
-        "kernel": "spmv",
-        "variant": "lane_row",
-        "pattern": "2:4",
-        "layer": "o",
-        "of_shape": [16, 32],
-        "dtype": "bf16",
-    }
-    return row | {"us": times, "outcome": outcome, "message": "why not"} | changes
-
-
-def arm(name: str, rates: Any, **changes: Any) -> dict[str, Any]:
-    row: dict[str, Any] = {"record": "arm", "arm": name, "pattern": "2:4", "method": "wanda", "equal_tokens": 128}
-    row |= {"kernel_calls": 7, "expected_kernel_calls": 7, "answer_match": None, "eos": None}
-    if isinstance(rates, tuple):
-        row |= {"decode_rate": rates[1], "decode_rate_spread": dict(zip(("p20", "p50", "p80"), rates, strict=True))}
-    else:
-        row |= {"decode_rate": rates, "decode_rate_spread": None}
-    return row | changes
-
-
-def answers(name: str, right: str, **changes: Any) -> list[dict[str, Any]]:
-    """Samples of an arm: "1" right, "0" wrong; none of them ends."""
-    made = {"arm": name, "eos": False}
-    return [made | {"example": f"{n:03}", "prompt_hash": f"h{n}", "match": one == "1"} | changes for n, one in enumerate(right)]
 
 
 def kernels(before: dict[str, Any], after: dict[str, Any], fail_over: float = 0.05) -> Finding:
@@ -346,11 +295,6 @@ def test_what_cannot_be_compared() -> None:
     assert raised.value.exit_code == 5
 
 
-def fidelity(name: str, *kls: float, prefill: str = "dense", positions: int = 10) -> list[dict[str, Any]]:
-    made = {"record": "fidelity", "arm": name, "prefill": prefill, "positions": positions, "agreement": 0.5, "first_divergence": None}
-    return [made | {"example": f"q{number}", "kl": kl} for number, kl in enumerate(kls)]
-
-
 @pytest.mark.parametrize(
     ("before", "after", "verdict", "ratio"),
     [
@@ -373,46 +317,3 @@ def test_fidelity_is_compared_on_the_examples_of_both(before: Any, after: Any, v
     assert (found.base, found.new) == (pytest.approx(sum(before) / len(before)), pytest.approx(sum(after) / len(after)))
     assert bool(comparison.regressions) == (verdict == "worse")
     assert ("within noise" in str(found.reason)) == (verdict == "same" and ratio != 1)
-
-
-ANY = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 300) | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["p20", "p50", "p80", "x"]), inner, max_size=3),
-    max_leaves=4,
-)
-
-
-@st.composite
-def spoilt(draw: st.DrawFn, whole: dict[str, Any]) -> dict[str, Any]:
-    """A line with some of its fields gone, or holding anything that JSON can."""
-    line = dict(whole)
-    for name in draw(st.lists(st.sampled_from([name for name in whole if name != "record"]), max_size=4)):
-        if draw(st.booleans()):
-            line.pop(name, None)
-        else:
-            line[name] = draw(ANY)
-    return line
-
-
-GOOD = {
-    "kernels": [product((9.0, 10.0, 11.0)), product(8.0, variant="linear")],
-    "e2e": [arm("decode", (9.0, 10.0, 11.0), answer_match=1, eos=0), *fidelity("decode", 1.0, 2.0)],
-}
-
-
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data(), st.sampled_from(sorted(GOOD)))
-def test_cases_20_no_line_however_damaged_is_a_crash(data: st.DataObject, command: str) -> None:
-    def drawn() -> SavedRun:
-        rows = [data.draw(spoilt(one)) for one in GOOD[command]]
-        samples = [data.draw(spoilt(one | {"attempt": 1})) for one in answers("decode", "10")] if command == "e2e" else []
-        return saved("run", command, rows, samples)
-
-    try:
-        found = compare(drawn(), drawn(), 0.05)
-    except SdbenchError as error:
-        assert "nothing to compare" in str(error)
-        return
-    strict_json(found.document())
-    to_markdown(COLUMNS, found.cells())
-    assert all(isinstance(line, str) for line in [*found.lines(), *(one.label for one in found.findings)])
