@@ -4,6 +4,7 @@ from functools import cache
 
 import torch
 import triton
+from torch import Tensor
 
 
 def interpreted() -> bool:
@@ -59,3 +60,24 @@ _TRITON_TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "
 def pointer_type(dtype: torch.dtype) -> str:
     """Triton's name of a pointer to a torch dtype, for compile-only checks."""
     return "*" + _TRITON_TYPES[dtype]
+
+
+_SCRATCH: dict[tuple[str, torch.device, int, torch.dtype], list[Tensor]] = {}
+
+
+def scratch(use: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory of one launch, shared by the launches of a stream, which run one after the other; uninitialised.
+
+    What became too small is kept: a captured CUDA graph may still hold its address.
+
+    Args:
+        use: What for; uses do not share.
+        shape: Of the result, contiguous.
+        dtype: Of the result.
+        device: Where.
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    made, needed = _SCRATCH.setdefault((use, device, stream, dtype), []), shape[0] * shape[1]
+    if not made or made[-1].numel() < needed:
+        made.append(torch.empty(needed, dtype=dtype, device=device))
+    return made[-1][:needed].view(shape)

@@ -38,11 +38,11 @@ def gemm_kernel(
     tl.store(y_ptr + token[None, :] * OUT + row[:, None], total, mask=(row < OUT)[:, None] & (token < tokens)[None, :])
 
 
-def _constexprs(problem: Problem, tokens: int, config: Config) -> dict[str, int]:
+def _constexprs(problem: Problem, config: Config) -> dict[str, int]:
     return {
         "OUT": problem.out_features,
         "IN": problem.in_features,
-        "TOKENS": max(_MATRIX_COLUMNS, triton.next_power_of_2(tokens)),
+        "TOKENS": max(_MATRIX_COLUMNS, triton.next_power_of_2(problem.tokens)),
         "BLOCK_OUT": config["block_out"],
         "BLOCK_K": config["block_k"],
         "STAGES": config["stages"],
@@ -60,9 +60,9 @@ def launch(weight: Tensor, x: Tensor, y: Tensor, config: Config) -> Tensor:
         y: ``[tokens, out]``, contiguous.
         config: ``block_out`` rows, ``block_k`` columns a step (powers of two), ``num_warps``, ``stages`` tiles in flight.
     """
-    problem = Problem(weight.shape[0], weight.shape[1], weight.dtype, None, 1)
+    problem = Problem(weight.shape[0], weight.shape[1], weight.dtype, None, 1, tokens=len(x))
     gemm_kernel[(triton.cdiv(weight.shape[0], config["block_out"]),)](
-        weight, x, y, len(x), **_constexprs(problem, len(x), config), num_warps=config["num_warps"]
+        weight, x, y, len(x), **_constexprs(problem, config), num_warps=config["num_warps"]
     )
     return y
 
@@ -88,7 +88,7 @@ def compile_source(problem: Problem, config: Config) -> CompileSource:
     """For a compile-only check with x of the weight's dtype and float32 y."""
     pointer = pointer_type(problem.dtype)
     signature = {"w_ptr": pointer, "x_ptr": pointer, "y_ptr": pointer_type(torch.float32), "tokens": "i32"}
-    return CompileSource(gemm_kernel, signature, _constexprs(problem, problem.tokens, config), config["num_warps"])
+    return CompileSource(gemm_kernel, signature, _constexprs(problem, config), config["num_warps"])
 
 
 register(

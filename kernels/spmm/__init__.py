@@ -5,19 +5,13 @@ from torch import Tensor
 
 from sdbench.errors import SdbenchError
 from sdbench.kernels import registry
-from sdbench.kernels.launching import can_run, capability, sm_count
-from sdbench.kernels.registry import Problem
+from sdbench.kernels.launching import can_run
+from sdbench.kernels.spmv import problem_of
 from sdbench.packing import PackedWeight
 
 WALKED_TOKENS = 1
 """Up to this many tokens ``"auto"`` walks the packed values on a GPU; beyond it, it expands rows for the matrix units. To be raised by what
 ``sdbench kernels --batch`` measures: nothing is yet."""
-
-
-def problem_of(packed: PackedWeight, tokens: int) -> Problem:
-    """The registry's description of a product with so many tokens."""
-    device = packed.device
-    return Problem(*packed.shape, packed.dtype, packed.pattern, sm_count(device), capability(device), tokens)
 
 
 def auto_variant(packed: PackedWeight, tokens: int) -> str:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sdbench.kernels.launching import pointer_type
+from sdbench.kernels.launching import pointer_type, scratch
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 from sdbench.packing import PackedWeight, chunk_length
 
@@ -75,21 +75,6 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
     return dense
 
 
-_BUFFERS: dict[tuple[torch.device, int, torch.dtype], list[Tensor]] = {}
-
-
-def buffer(packed: PackedWeight, rows: int) -> Tensor:
-    """Dense ``[rows, in]``, uninitialised, which all weights of a stream and dtype share: launches of a stream run one after the other.
-
-    A buffer that became too small is kept: a captured CUDA graph may still hold its address.
-    """
-    stream = torch.cuda.current_stream(packed.device).cuda_stream if packed.device.type == "cuda" else 0
-    made, needed = _BUFFERS.setdefault((packed.device, stream, packed.dtype), []), rows * packed.in_features
-    if not made or made[-1].numel() < needed:
-        made.append(torch.empty(needed, dtype=packed.dtype, device=packed.device))
-    return made[-1][:needed].view(rows, packed.in_features)
-
-
 def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor:
     """``[tokens, out]`` = x W^T in the weight's dtype, accumulated as torch accumulates: in y, where that has this dtype.
 
@@ -102,7 +87,8 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
     narrow, found = x.to(packed.dtype), y if y.dtype == packed.dtype else torch.empty_like(y, dtype=packed.dtype)
     for start in range(0, packed.out_features, config["piece"]):
         rows = slice(start, min(start + config["piece"], packed.out_features))
-        dense = expand(packed, rows, buffer(packed, rows.stop - rows.start), config)
+        shape = rows.stop - rows.start, packed.in_features
+        dense = expand(packed, rows, scratch("expanded rows", shape, packed.dtype, packed.device), config)
         torch.mm(narrow, dense.T, out=found[:, rows])
     return found
 

@@ -15,9 +15,9 @@ from sdbench.packing import PackedWeight
 from sdbench.timing import TOLERANCE, relative_error, within
 
 
-def problem_of(packed: PackedWeight) -> Problem:
-    """The registry's description of a packed weight."""
-    return Problem(*packed.shape, packed.dtype, packed.pattern, sm_count(packed.device), capability(packed.device))
+def problem_of(packed: PackedWeight, tokens: int = 1) -> Problem:
+    """The registry's description of a packed weight, multiplied with so many tokens."""
+    return Problem(*packed.shape, packed.dtype, packed.pattern, sm_count(packed.device), capability(packed.device), tokens)
 
 
 def auto_variant(packed: PackedWeight) -> str:

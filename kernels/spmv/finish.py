@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sdbench.errors import SdbenchError
-from sdbench.kernels.launching import runs_triton
+from sdbench.kernels.launching import runs_triton, scratch
 from sdbench.kernels.registry import Config
 
 _BLOCK = 128
@@ -121,13 +121,8 @@ def pair_warps(config: Config) -> int:
     return max(1, config["block_out"] * config["block_words"] // 32)
 
 
-_WORKSPACES: dict[tuple[torch.device, int], list[Tensor]] = {}
-
-
 def workspace(y: Tensor, splits: int) -> Tensor:
-    """Partial sums of one launch, shared by the launches of a stream, which run one after the other.
-
-    A workspace that became too small is kept: a captured CUDA graph may still hold its address.
+    """Partial sums of one launch.
 
     Args:
         y: Output ``[out]`` of the launch.
@@ -136,9 +131,4 @@ def workspace(y: Tensor, splits: int) -> Tensor:
     Returns:
         float32 ``[splits, out]``, uninitialised.
     """
-    stream = torch.cuda.current_stream(y.device).cuda_stream if y.device.type == "cuda" else 0
-    made = _WORKSPACES.setdefault((y.device, stream), [])
-    needed = splits * y.numel()
-    if not made or made[-1].numel() < needed:
-        made.append(torch.empty(needed, dtype=torch.float32, device=y.device))
-    return made[-1][:needed].view(splits, y.numel())
+    return scratch("sums", (splits, y.numel()), torch.float32, y.device)

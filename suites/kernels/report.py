@@ -207,7 +207,8 @@ def _sums_at(tokens: int, rows: Sequence[Row]) -> list[Sums]:
 def headline(rows: Sequence[Row]) -> list[str]:
     """For each pattern the sum over the shapes against both dense baselines, and the sums of int8 and fp8; empty without timings."""
     lines = []
-    for s in sums(rows):
+    found = sums(rows)
+    for s in found:
         # A run that ended early may lack shapes: a sum says how many it has.
         shapes = f"{s.shapes} shapes" if s.shapes > 1 else "1 shape"
         name = s.pattern if s.tokens == 1 else f"{s.pattern}, {s.tokens} tokens"
@@ -215,13 +216,12 @@ def headline(rows: Sequence[Row]) -> list[str]:
         lines.append(f"{name}: sum of {shapes} {_against(s.sparse, s)}{quantized}")
         if s.partial:
             lines.append(f"{name} with partial sums left to a consumer that adds them: sum of {shapes} {_against(s.partial, s)}")
-    return lines + crossovers(rows)
+    return lines + _crossovers(found)
 
 
-def crossovers(rows: Sequence[Row]) -> list[str]:
+def _crossovers(found: Sequence[Sums]) -> list[str]:
     """For each pattern that was timed at several numbers of tokens, up to which of them it pays."""
     lines = []
-    found = sums(rows)
     for pattern in dict.fromkeys(s.pattern for s in found):
         gains = [(s.tokens, s.dense / s.sparse) for s in found if s.pattern == pattern]
         if len(gains) > 1:

@@ -76,7 +76,7 @@ def isolate(folder: str, size: int) -> None:
     call("namespaces for users, the network, processes and files", libc.unshare(kinds))
     try:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{PLAIN_USER} {user} 1"), ("gid_map", f"{PLAIN_USER} {group} 1")):
-            with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123
+            with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 - of /proc, written in one go
                 file.write(text)
     except OSError as error:
         raise Refused(f"the kernel refuses a user of its own for the code ({error.strerror})") from error
@@ -148,7 +148,7 @@ def test(limits: dict[str, int]) -> NoReturn:
 def run_tests(job: dict[str, Any]) -> dict[str, Any]:
     """The reply's code, then the tests in its namespace: that of one module, as if both stood in one file."""
     module = types.ModuleType("reply")
-    module.__file__ = os.path.abspath("reply.py")  # noqa: PTH100
+    module.__file__ = os.path.abspath("reply.py")  # noqa: PTH100 - a text, as Python itself puts it there
     sys.modules["reply"] = module
     try:
         for name, code in (("imports", job["imports"]), ("reply", job["code"])):

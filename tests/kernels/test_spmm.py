@@ -8,9 +8,10 @@ import torch
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels import registry
-from sdbench.kernels.spmm import auto_variant, problem_of, spmm
+from sdbench.kernels.spmm import auto_variant, spmm
 from sdbench.kernels.spmm.expand import default, expand
 from sdbench.kernels.spmm.lane_row import MOST_TOKENS
+from sdbench.kernels.spmv import problem_of
 from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import Pattern
 from sdbench.timing import relative_error, within
