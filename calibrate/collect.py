@@ -15,7 +15,11 @@ from sdbench.errors import SdbenchError
 StatisticsKind = Literal["sum_sq", "hessian"]
 
 TENSOR_CORES = (torch.bfloat16, torch.float16)
-"""Products of two such numbers are exact in float32, so that a product of matrices that adds in float32 loses nothing on them."""
+"""Products of two such numbers are exact in float32: what a product of matrices loses on them is what its sums lose."""
+
+_ROWS_AT_ONCE = 1024
+"""Matrix units cut off what their float32 sums cannot hold, always towards zero: over 8191 rows that was 2 to 4e-5 of the result on an
+H200, ten times what float32 loses, and it grows with the number of rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +98,8 @@ def add_rows(total: Tensor, rows: Tensor, weights: Tensor | None = None) -> None
     """
     if total.ndim == 2 and rows.is_cuda and rows.dtype in TENSOR_CORES and weights is None:
         # More than ten times as fast as float32 without TF32, and as exact: see `TENSOR_CORES`.
-        total += torch.mm(rows.T, rows, out_dtype=torch.float32)
+        for part in rows.split(_ROWS_AT_ONCE):
+            total += torch.mm(part.T, part, out_dtype=torch.float32)
         return
     rows = rows.float()
     if weights is not None:

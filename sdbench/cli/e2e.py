@@ -63,7 +63,9 @@ FILE = click.Path(path_type=Path)
 )
 @click.option("--equal-tokens", type=int, default=128, show_default=True, help="Exact length of the timed runs, on every arm.")
 @click.option("--warmup-tokens", type=int, default=8, show_default=True, help="Tokens decoded before timing.")
-@click.option("--rate-repeats", type=int, default=3, show_default=True, help="Timed runs an arm; the median counts.")
+@click.option(
+    "--rate-repeats", type=int, default=3, show_default=True, help="Timed runs an arm; the median counts. 0: no speed."
+)
 @click.option(
     "--compile-baseline/--no-compile-baseline",
     default=True,
@@ -174,8 +176,9 @@ def command(
     if chosen and chosen.grader == "none" and fidelity == "no":
         # It is all that such a task has to say.
         fidelity = "also"
-    if fidelity == "only" and min_speedup is not None:
-        raise UsageError("--fidelity-only times nothing; leave out --min-speedup, or take --fidelity")
+    if min_speedup is not None and (fidelity == "only" or not rest["rate_repeats"]):
+        option, other = ("--fidelity-only", "take --fidelity") if fidelity == "only" else ("--rate-repeats 0", "ask for some repeats")
+        raise UsageError(f"{option} times nothing; leave out --min-speedup, or {other}")
     if compare_revision and compare_model is None:
         raise UsageError("--compare-revision is of --compare-model; name that too")
     if (judge_url is None) != (judge_model is None):

@@ -154,7 +154,7 @@ class E2EOptions(CalibrationOptions):
         equal_tokens: Exact length of a rate run.
         warmup_tokens: Tokens decoded before a rate run, untimed.
         compile_baseline: On a GPU, also time the dense model under torch.compile.
-        rate_repeats: Rate runs an arm.
+        rate_repeats: Rate runs an arm; none at 0, where answers alone are asked for.
         fidelity: Compare each pruned arm with the dense model at every position of the dense model's own replies; ``"only"`` judges
             by nothing else: no answers of the pruned arms, no rates.
         diagnose: Measure in each layer what calibration misses of the decode steps, and what pruning costs there.
@@ -171,7 +171,7 @@ class E2EOptions(CalibrationOptions):
         "validation_examples": 1,
         "equal_tokens": 2,
         "warmup_tokens": 0,
-        "rate_repeats": 1,
+        "rate_repeats": 0,
     }
     files: ClassVar[tuple[str, ...]] = ("train", "validation", "split_manifest")
 
@@ -202,6 +202,8 @@ class E2EOptions(CalibrationOptions):
                 raise UsageError(f"--{option} has no use for task {self.task.name}, whose replies are judged otherwise; leave it out")
         if self.spec.kind == "random" and (self.fidelity != "no" or self.diagnose):
             raise UsageError("a random: model gives no replies that mean anything; leave out --fidelity and --diagnose")
+        if self.spec.kind == "random" and not self.rate_repeats:
+            raise UsageError("a random: model has no answers to judge, and --rate-repeats 0 leaves out its speed; ask for some repeats")
         if self.spec.kind == "random" and self.harness:
             raise UsageError("a random: model has no text to answer; leave out --lm-eval")
         if self.rival:

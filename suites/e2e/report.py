@@ -12,8 +12,9 @@ from sdbench.tables import Column
 
 SCHEMA = "sdbench.e2e/1"
 
-ONLY_FIDELITY = "not measured: --fidelity-only"
-"""Why a figure is missing where pruned arms are judged by fidelity alone; told once, under the table."""
+ONLY_FIDELITY, NO_RATES = "not measured: --fidelity-only", "not measured: --rate-repeats 0"
+"""Why a figure is missing where pruned arms are judged by fidelity alone, or by their answers alone; told once, under the table."""
+NOT_ASKED = (ONLY_FIDELITY, NO_RATES)
 
 COLUMNS = (
     Column("arm", key=True),
@@ -106,6 +107,8 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
         lines.append("each block calibrated on the pruned blocks before it")
     if arguments.get("fidelity") == "only":
         lines.append("pruned arms are judged by fidelity alone (--fidelity-only): no answers of theirs, and no rates")
+    elif not arguments["rate_repeats"]:
+        lines.append(f"match, EOS and cut off (at {arguments['max_tokens']} tokens) from answer runs; no rates (--rate-repeats 0)")
     else:
         lines.append(
             f"match, EOS and cut off (at {arguments['max_tokens']} tokens) from answer runs; tok/s at exactly {arguments['equal_tokens']} "
@@ -159,10 +162,10 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
         ("peak_bytes_reason", "no peak"),
         ("fidelity_reason", "no fidelity"),
     ):
-        for reason in dict.fromkeys(arm[key] for arm in arms if arm.get(key) and arm[key] != ONLY_FIDELITY):
+        for reason in dict.fromkeys(arm[key] for arm in arms if arm.get(key) and arm[key] not in NOT_ASKED):
             lines.append(f"{label}: {reason}")
     for arm in arms[1:]:
-        if arm["speedup_reason"] and arm["speedup_reason"] != ONLY_FIDELITY:
+        if arm["speedup_reason"] and arm["speedup_reason"] not in NOT_ASKED:
             lines.append(f"no speed-up for {arm['arm']}: {arm['speedup_reason']}")
     return lines
 

@@ -49,8 +49,13 @@ def on_gpus(found: Mapping[str, Any]) -> int:
     return int(found["gpus"]) if any(one.get("device") != "cpu" for one in found["arguments"]) else 0
 
 
+def times(found: Mapping[str, Any]) -> bool:
+    """Whether any of the runs times something, for which it needs its GPU alone."""
+    return any(one.get("rate_repeats") and one.get("fidelity") != "only" for one in found["arguments"])
+
+
 class LocalExecutor:
-    """Processes of this machine, each with one of its GPUs.
+    """Processes of this machine, each with one of its GPUs, which runs that time nothing may share.
 
     Args:
         jobs: Runs at once; None for one a GPU, or one.
@@ -73,8 +78,9 @@ class LocalExecutor:
         """
         found = check(runs, folder)
         gpus = on_gpus(found)
-        if self._jobs and gpus and self._jobs > gpus:
-            raise UsageError(f"--jobs {self._jobs} with {gpus} GPU{'s' if gpus > 1 else ''}: runs that share one would time each other")
+        if self._jobs and gpus and self._jobs > gpus and times(found):
+            shared = f"--jobs {self._jobs} with {gpus} GPU{'s' if gpus > 1 else ''}: runs that share one would time each other"
+            raise UsageError(f"{shared}; ask for one a GPU, or for no times (rate-repeats: 0, or fidelity-only)")
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self._share(self._jobs or gpus or 1, visible.split(",") if visible and gpus else [str(index) for index in range(gpus)])
         return found
@@ -83,7 +89,7 @@ class LocalExecutor:
         self.slots = slots
         self._free: queue.Queue[tuple[int, str | None]] = queue.Queue()
         for slot in range(slots):
-            self._free.put((slot, gpus[slot] if gpus else None))
+            self._free.put((slot, gpus[slot % len(gpus)] if gpus else None))
 
     def submit(self, job: Job) -> "Future[Ended]":
         """Starts a process on a free GPU."""

@@ -59,7 +59,7 @@ def test_a_method_without_calibration_has_one_arm_of_its_name() -> None:
         ("max_tokens", 1),
         ("equal_tokens", 2),
         ("warmup_tokens", 0),
-        ("rate_repeats", 1),
+        ("rate_repeats", 0),
         ("prompt_tokens", 1),
         ("batch_size", 1),
     ],

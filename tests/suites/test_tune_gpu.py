@@ -42,7 +42,7 @@ def test_a_search_finds_a_config_and_keeps_it(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("SDBENCH_CACHE", str(tmp_path))
     device = torch.device("cuda", 0)
     lane_row, gemv = registry.find("spmv", "lane_row"), registry.find("dense", "gemv")
-    products: list[Product] = [(gemv, "o", None), (lane_row, "o", Pattern(2, 4))]
+    products: list[Product] = [(gemv, "o", None, 1), (lane_row, "o", Pattern(2, 4), 1)]
     options = Measurement([Pattern(2, 4)], {"o": (2560, 4096)}, torch.bfloat16, device, [], 0)
     first = measure(products, options, None, Progress())
     second = measure(products, options, None, Progress())

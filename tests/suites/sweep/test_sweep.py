@@ -192,8 +192,8 @@ def test_two_sweeps_never_share_a_folder(plan, run, tmp_path):
 class TestGpus:
     """As the check finds them; the runs say which one they were given."""
 
-    def executor(self, monkeypatch, gpus, jobs=None, device="cuda"):
-        found = {"gpus": gpus, "arguments": [{"device": device}]}
+    def executor(self, monkeypatch, gpus, jobs=None, device="cuda", **changes):
+        found = {"gpus": gpus, "arguments": [{"device": device, "rate_repeats": 3, "fidelity": "also", **changes}]}
         monkeypatch.setattr("sdbench.suites.sweep.executors.check", lambda runs, folder: found)
         executor = LocalExecutor(jobs)
         executor.check([], ".")
@@ -210,6 +210,14 @@ class TestGpus:
     def test_no_two_share_one(self, monkeypatch):
         with pytest.raises(UsageError, match="--jobs 3 with 2 GPUs: runs that share one would time each other"):
             self.executor(monkeypatch, 2, jobs=3)
+
+    @pytest.mark.parametrize("untimed", [{"rate_repeats": 0}, {"fidelity": "only"}])
+    def test_runs_that_time_nothing_may_share(self, plan, run, monkeypatch, untimed):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+        executor = self.executor(monkeypatch, 2, jobs=4, **untimed)
+        assert executor.slots == 4
+        record, _ = run(plan("ok", seeds=range(8)), executor)
+        assert {entry.device for entry in record.runs} == {"3", "5"}
 
     def test_runs_on_the_cpu_need_none(self, monkeypatch):
         assert self.executor(monkeypatch, 2, jobs=3, device="cpu").slots == 3
