@@ -1,14 +1,14 @@
-"""Several draws of one comparison as one table, from the fidelity rows of ``e2e`` runs that differ in their seed."""
+"""Several draws of one comparison as one table: fidelity and answers of ``e2e`` runs that differ in their seed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sdbench.errors import ExitCode, SdbenchError, UsageError
-from sdbench.suites.e2e.arms import CONTROL, INT8
+from sdbench.suites.e2e.arms import CONTROL, DENSE, INT8
 from sdbench.suites.e2e.tables import ratio_cells
-from sdbench.suites.runs import Report, SavedRun
-from sdbench.suites.statistics import mean_over_positions, ratio_of_means
+from sdbench.suites.runs import Report, SavedRun, Table
+from sdbench.suites.statistics import difference_of_shares, mean_over_positions, ratio_of_means
 from sdbench.tables import Column, share
 
 SCHEMA = "sdbench.pool/1"
@@ -31,44 +31,83 @@ COLUMNS = (
     Column("95%", figure=True),
 )
 
+ANSWER_COLUMNS = (
+    Column("pattern", key=True),
+    Column("method", key=True),
+    Column("prefill", key=True),
+    Column("arm", key=True),
+    Column("draws", figure=True),
+    Column("match", figure=True),
+    Column("draws from-to", figure=True),
+    Column("EOS", figure=True),
+    Column("cut off", figure=True),
+    Column("points over control", figure=True),
+    Column("95%", figure=True),
+)
+
 
 @dataclass(frozen=True)
 class _Draw:
-    """Fidelity rows of one run: ``rows[prefill, arm][question]``."""
+    """Fidelity rows of one run, ``rows[prefill, arm][question]``, and rows of its arms that answered."""
 
     seed: int
     rows: Mapping[tuple[str, str], Mapping[str, Row]]
+    arms: Mapping[str, Row]
 
 
-def pool(runs: Sequence[SavedRun]) -> list[Row]:
+@dataclass(frozen=True)
+class Pooled:
+    """What several draws say together: rows of fidelity and rows of answers, either of which may be none."""
+
+    fidelity: list[Row]
+    answers: list[Row]
+
+
+def pool(runs: Sequence[SavedRun]) -> Pooled:
     """One row a pattern, method, prefill and arm, over all draws of it.
 
-    KL is the mean over all positions of all draws. The ratio to the control is over the questions and draws that both have; its interval
-    resamples questions, each with all of its draws: the draws of one question are no independent evidence.
+    KL is the mean over all positions of all draws. What is compared with the control is over the questions and draws that both have; its
+    interval resamples questions, each with all of its draws: the draws of one question are no independent evidence.
 
     Args:
-        runs: Complete run directories of ``sdbench e2e`` with fidelity, one a draw.
+        runs: Complete run directories of ``sdbench e2e``, one a draw.
 
     Raises:
         UsageError: They are no such runs, differ in more than ``MAY_DIFFER``, or hold one draw twice.
-        SdbenchError: A run is not complete (exit code 1), or has no fidelity (5).
+        SdbenchError: A run is not complete (exit code 1), or has neither fidelity nor answers of pruned arms (5).
     """
     _require_alike(runs)
     groups: dict[tuple[str, str], list[_Draw]] = {}
     for run in runs:
         groups.setdefault((str(run.record.arguments["pattern"]), str(run.record.arguments["method"])), []).append(_draw(run))
-    found = []
+    found = Pooled([], [])
     for (pattern, method), draws in groups.items():
         for prefill, arm in dict.fromkeys(key for draw in draws for key in draw.rows):
-            # Nothing of it is pruned, whatever the runs prune beside it.
-            how = {"pattern": None, "method": None} if arm == INT8 else {"pattern": pattern, "method": method}
-            found.append(how | _pooled(draws, prefill, arm))
+            found.fidelity.append(_how(pattern, method, arm) | _pooled(draws, prefill, arm))
+        for arm in dict.fromkeys(name for draw in draws for name in draw.arms):
+            found.answers.append(_how(pattern, method, arm) | _answers(draws, arm))
     return found
 
 
-def report(rows: Sequence[Row], runs: Sequence[SavedRun]) -> Report:
+def report(pooled: Pooled, runs: Sequence[SavedRun]) -> Report:
     """What ``sdbench pool`` shows."""
     model = str(runs[0].record.arguments["model"])
+    title = f"{model}: {len(runs)} runs together" if len(runs) > 1 else f"{model}: 1 run"
+    document = {
+        "schema": SCHEMA,
+        "model": model,
+        "runs": [str(run.path) for run in runs],
+        "rows": list(pooled.fidelity),
+        "answers": list(pooled.answers),
+    }
+    tables = [table for table in (_fidelity_table(pooled.fidelity), _answer_table(pooled.answers)) if table]
+    first, more = tables[0], tables[1:]
+    return Report(
+        f"{title}, {first.title}", first.columns, first.cells, first.lines, document, [*pooled.fidelity, *pooled.answers], more=more
+    )
+
+
+def _fidelity_table(rows: Sequence[Row]) -> Table | None:
     cells = [
         [
             row["pattern"] or "-",
@@ -89,8 +128,43 @@ def report(rows: Sequence[Row], runs: Sequence[SavedRun]) -> Report:
         f"draws; x control: KL of {CONTROL} over that of the arm (above 1 the arm is closer), paired bootstrap over questions, each with "
         "all of its draws"
     ]
-    document = {"schema": SCHEMA, "model": model, "runs": [str(run.path) for run in runs], "rows": list(rows)}
-    return Report(f"{model}: fidelity over {len(runs)} runs", COLUMNS, cells, lines, document, rows)
+    return Table("fidelity", COLUMNS, cells, lines) if cells else None
+
+
+def _answer_table(rows: Sequence[Row]) -> Table | None:
+    cells = [
+        [
+            row["pattern"] or "-",
+            row["method"] or "-",
+            row["prefill"] or "-",
+            row["arm"],
+            str(len(row["seeds"])),
+            f"{row['right']}/{row['examples']}",
+            f"{min(row['right_of_draws'])}-{max(row['right_of_draws'])}",
+            f"{row['eos']}/{row['examples']}",
+            str(row["truncated"]),
+            *_points(row["over_control"]),
+        ]
+        for row in rows
+    ]
+    lines = [
+        "match, EOS and cut off: of all draws together; from-to: right answers of single draws; points over control: how many percentage "
+        f"points more of the answers are right than of {CONTROL}'s, paired bootstrap over questions, each with all of its draws (one that "
+        "holds 0 shows no difference)"
+    ]
+    return Table("answers", ANSWER_COLUMNS, cells, lines) if cells else None
+
+
+def _points(difference: Mapping[str, float] | None) -> tuple[str, str]:
+    if difference is None:
+        return "-", "-"
+    estimate, low, high = (100 * difference[name] for name in ("estimate", "low", "high"))
+    return f"{estimate:+.1f}", f"{low:+.1f} to {high:+.1f}"
+
+
+def _how(pattern: str, method: str, arm: str) -> Row:
+    """What makes a line of the table; of an arm without pruned weights, nothing, whatever the runs prune beside it."""
+    return {"pattern": None, "method": None} if arm in (DENSE, INT8) else {"pattern": pattern, "method": method}
 
 
 def _require_alike(runs: Sequence[SavedRun]) -> None:
@@ -98,7 +172,7 @@ def _require_alike(runs: Sequence[SavedRun]) -> None:
     for run in runs:
         arguments = run.record.arguments
         if run.record.command != "e2e":
-            raise UsageError(f"{run.path} is a run of 'sdbench {run.record.command}'; draws of 'sdbench e2e --fidelity-only' are pooled")
+            raise UsageError(f"{run.path} is a run of 'sdbench {run.record.command}'; draws of 'sdbench e2e' are pooled")
         if run.record.outcome != "complete":
             raise SdbenchError(f"{run.path} is not a complete run ({run.record.outcome}); finish it with its own command and --output")
         first = runs[0].record.arguments
@@ -118,9 +192,13 @@ def _draw(run: SavedRun) -> _Draw:
     rows: dict[tuple[str, str], dict[str, Row]] = {}
     for row in run.latest("fidelity", "arm", "prefill", "example"):
         rows.setdefault((row["prefill"], row["arm"]), {})[str(row["example"])] = row
-    if not rows:
-        raise SdbenchError(f"{run.path} has no fidelity rows; run it with --fidelity or --fidelity-only", ExitCode.NOTHING_SELECTED)
-    return _Draw(int(run.record.arguments["seed"]), rows)
+    arms = {row["arm"]: row for row in run.latest("arm", "arm") if row.get("matches")}
+    # The dense model's replies are what fidelity is measured on, and no answers to compare.
+    arms = arms if arms.keys() - {DENSE} else {}
+    if not rows and not arms:
+        hint = "run it with --fidelity-only, or on questions that are answered"
+        raise SdbenchError(f"{run.path} has neither fidelity rows nor answers of pruned arms; {hint}", ExitCode.NOTHING_SELECTED)
+    return _Draw(int(run.record.arguments["seed"]), rows, arms)
 
 
 def _pooled(draws: Sequence[_Draw], prefill: str, arm: str) -> Row:
@@ -151,4 +229,31 @@ def _ratio(draws: Sequence[_Draw], prefill: str, arm: str) -> dict[str, float] |
             below[question] = below.get(question, 0.0) + pruned[question]["kl"] * pruned[question]["positions"]
     questions = sorted(above)
     found = ratio_of_means([above[one] for one in questions], [below[one] for one in questions])
+    return found.as_dict() if found else None
+
+
+def _answers(draws: Sequence[_Draw], arm: str) -> Row:
+    having = [draw for draw in draws if arm in draw.arms]
+    each = [draw.arms[arm] for draw in having]
+    return {
+        "prefill": each[0]["prefill"],
+        "arm": arm,
+        "seeds": [draw.seed for draw in having],
+        "examples": sum(row["examples"] for row in each),
+        "right": sum(row["answer_match"] or 0 for row in each),
+        "right_of_draws": [row["answer_match"] or 0 for row in each],
+        "eos": sum(row["eos"] for row in each),
+        "truncated": sum(row["truncated"] for row in each),
+        "over_control": None if arm in (CONTROL, DENSE) else _over_control(having, arm),
+    }
+
+
+def _over_control(draws: Sequence[_Draw], arm: str) -> dict[str, float] | None:
+    counts: dict[str, tuple[int, int, int]] = {}
+    for draw in draws:
+        control, pruned = draw.arms.get(CONTROL, {}).get("matches") or {}, draw.arms[arm]["matches"]
+        for question in control.keys() & pruned.keys():
+            right, control_right, asked = counts.get(question, (0, 0, 0))
+            counts[question] = right + bool(pruned[question]), control_right + bool(control[question]), asked + 1
+    found = difference_of_shares([counts[question] for question in sorted(counts)])
     return found.as_dict() if found else None

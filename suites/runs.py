@@ -21,7 +21,7 @@ Row = dict[str, Any]
 RUN_FILES = ("run.json", "rows.jsonl", "samples.jsonl")
 """What a run directory is made of: the run itself, and nothing that can be written again from it."""
 
-TEXTS = ("config", "outcomes", "layers", "products")
+TEXTS = ("config", "outcomes", "layers", "products", "matches")
 """Fields of a CSV file that stay one text each, since their own fields are other ones in every row; figures get columns of their own."""
 
 

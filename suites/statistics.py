@@ -72,6 +72,39 @@ def ratio_of_means(
     return Interval(float(above.mean() / below.mean()), float(found.confidence_interval.low), float(found.confidence_interval.high))
 
 
+def difference_of_shares(
+    pairs: Sequence[tuple[int, int, int]], *, seed: int = 0, resamples: int = 10_000, level: float = 0.95
+) -> Interval | None:
+    """How much larger one share of yes-or-no outcomes is than another, with a percentile interval over resampled clusters of pairs.
+
+    Args:
+        pairs: A cluster each (a question with all of its draws): how many outcomes are yes in the first arm, how many in the other one,
+            and how many there are in each.
+        seed: Seed of the resampling.
+        resamples: Bootstrap samples.
+        level: Share of them that lies inside.
+
+    Returns:
+        None with fewer than two clusters.
+    """
+    if len(pairs) < 2:
+        return None
+    first, second, total = np.asarray(pairs, dtype=float).T
+    estimate = float((first - second).sum() / total.sum())
+    if not (first - second).any():
+        return Interval(estimate, 0.0, 0.0)
+    found = stats.bootstrap(
+        (first - second, total),
+        lambda gained, of, axis: gained.sum(axis=axis) / of.sum(axis=axis),
+        paired=True,
+        n_resamples=resamples,
+        confidence_level=level,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    return Interval(estimate, float(found.confidence_interval.low), float(found.confidence_interval.high))
+
+
 def share_interval(count: int, total: int, *, level: float = 0.95) -> Interval:
     """A share of yes-or-no outcomes and its Wilson interval, which also holds for a share of 0 or 1.
 

@@ -63,9 +63,7 @@ FILE = click.Path(path_type=Path)
 )
 @click.option("--equal-tokens", type=int, default=128, show_default=True, help="Exact length of the timed runs, on every arm.")
 @click.option("--warmup-tokens", type=int, default=8, show_default=True, help="Tokens decoded before timing.")
-@click.option(
-    "--rate-repeats", type=int, default=3, show_default=True, help="Timed runs an arm; the median counts. 0: no speed."
-)
+@click.option("--rate-repeats", type=int, default=3, show_default=True, help="Timed runs an arm; the median counts. 0: no speed.")
 @click.option(
     "--compile-baseline/--no-compile-baseline",
     default=True,

@@ -31,6 +31,8 @@ def quality(samples: Sequence[Sample], control: Sequence[bool] | None, dense: Se
         "graded": len(graded),
         "answer_match": sum(sample["match"] for sample in graded) if graded else None,
         "answer_match_reason": "; ".join(f"{reason} ({count})" for reason, count in why_not.items()) or None,
+        # Where a run's samples are not at hand, several runs can still be compared question by question.
+        "matches": {sample["example"]: sample["match"] for sample in samples} or None,
         "answer_match_p": mcnemar(matches(samples), control) if control and samples else None,
         "eos": sum(sample["eos"] for sample in samples) if samples else None,
         "truncated": sum(sample["truncated"] for sample in samples) if samples else None,

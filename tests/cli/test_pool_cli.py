@@ -8,6 +8,10 @@ import pytest
 ARGUMENTS = {"model": "demo", "pattern": "2:4", "method": "wanda", "calib": ["decode"], "validation_examples": 2}
 
 
+FIGURES = ("decode_rate", "speedup", "ceiling", "peak_bytes", "path", "quality")
+UNTIMED = dict.fromkeys((*FIGURES, *(f"{name}_reason" for name in FIGURES), "decode_rate_spread", "decode_rate_note", "variant"))
+
+
 def fidelity(arm: str, example: str, kl: float, positions: int, prefill: str = "dense", agreement: float = 0.5) -> dict[str, Any]:
     return {
         "record": "fidelity", "arm": arm, "prefill": prefill, "example": example, "positions": positions, "kl": kl, "agreement": agreement,
@@ -77,6 +81,46 @@ def test_patterns_and_methods_are_lines_of_their_own(draws, saved_run, sdbench):
     assert sdbench("pool", "a", "--format", "csv").out.splitlines()[0].startswith('"pattern","method","prefill","arm"')
 
 
+def answered(arm: str, matches: dict[str, bool], eos: int = 2, truncated: int = 0) -> dict[str, Any]:
+    pruned = arm != "dense"
+    row = {"record": "arm", "arm": arm, "pattern": "2:4" if pruned else None, "method": "wanda" if pruned else None}
+    row |= {"prefill": "pruned" if pruned else None, "matches": matches, "examples": len(matches), "answer_match": sum(matches.values())}
+    return row | {"eos": eos, "truncated": truncated, **dict.fromkeys(("kernel_calls", "expected_kernel_calls"), 0), **UNTIMED}
+
+
+def test_answers_of_two_draws_by_hand(saved_run, sdbench):
+    first = [answered("dense", {"x": True, "y": True}), answered("teacher-forced", {"x": True, "y": False}, 1, 1)]
+    saved_run("a", "e2e", ARGUMENTS | {"seed": 0}, [*first, answered("decode", {"x": True, "y": True})])
+    second = [answered("dense", {"x": True, "z": False}), answered("teacher-forced", {"x": False, "z": False})]
+    saved_run("b", "e2e", ARGUMENTS | {"seed": 1}, [*second, answered("decode", {"x": True, "z": False})])
+    found = json.loads(sdbench("pool", "a", "b", "--json").out)
+    assert found["rows"] == []
+    dense, control, decode = found["answers"]
+    assert (dense["right"], dense["examples"], dense["pattern"], dense["over_control"]) == (3, 4, None, None)
+    assert (control["right"], control["right_of_draws"], control["eos"], control["truncated"]) == (1, [1, 0], 3, 1)
+    # Of x, asked twice, one answer more is right; of y one of one, of z none of one.
+    assert decode["over_control"]["estimate"] == pytest.approx(2 / 4)
+    assert 0 <= decode["over_control"]["low"] < 2 / 4 < decode["over_control"]["high"] <= 1
+    line = next(line.split() for line in sdbench("pool", "a", "b").out.splitlines() if "decode" in line)
+    assert line[:8] == ["2:4", "wanda", "pruned", "decode", "2", "3/4", "1-2", "4/4"] and "+50.0" in line
+
+
+def test_a_question_with_all_of_its_draws_is_resampled_as_one(saved_run, sdbench):
+    """Two questions, one of which always gains and one of which never does: clusters give 0 to 100 points, four pairs would give less."""
+    for seed, name in enumerate("ab"):
+        arms = [answered("teacher-forced", {"x": False, "y": False}), answered("decode", {"x": True, "y": False})]
+        saved_run(name, "e2e", ARGUMENTS | {"seed": seed}, arms)
+    *_, decode = json.loads(sdbench("pool", "a", "b", "--json").out)["answers"]
+    assert decode["over_control"] == {"estimate": 0.5, "low": 0.0, "high": 1.0}
+
+
+def test_fidelity_and_answers_are_tables_of_their_own(saved_run, sdbench):
+    arms = [answered("teacher-forced", {"q1": True, "q2": False}), answered("decode", {"q1": True, "q2": True})]
+    saved_run("a", "e2e", ARGUMENTS | {"seed": 0}, [*FIRST, *arms])
+    shown = sdbench("pool", "a", "--format", "markdown").out
+    assert "### demo: 1 run, fidelity" in shown and "#### answers" in shown
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -96,7 +140,7 @@ def test_other_runs_are_refused(draws, saved_run, sdbench):
     saved_run("none", "e2e", ARGUMENTS | {"seed": 4})
     sdbench("pool", "k").refuses(2, "'sdbench kernels'")
     sdbench("pool", "a", "cut").refuses(1, "not a complete run (interrupted)")
-    sdbench("pool", "a", "none").refuses(5, "no fidelity rows")
+    sdbench("pool", "a", "none").refuses(5, "neither fidelity rows nor answers")
 
 
 def test_pooling_needs_no_torch(draws, tmp_path, heavy_imports):

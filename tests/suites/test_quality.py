@@ -9,7 +9,7 @@ from sdbench.suites.e2e.tables import behaviour_table
 
 
 def sample(tokens: int, match: bool | None, **more: Any) -> dict[str, Any]:
-    return {"tokens": tokens, "ids": list(range(tokens)), "match": match, "eos": True, "truncated": False} | more
+    return {"example": str(tokens), "tokens": tokens, "ids": list(range(tokens)), "match": match, "eos": True, "truncated": False} | more
 
 
 DENSE = [sample(41, True), sample(21, True), sample(31, False)]
