@@ -1,6 +1,7 @@
 """Tiny random models that every part's tests share."""
 
 import os
+import tempfile
 
 import pytest
 import torch
@@ -8,6 +9,10 @@ import torch
 if not torch.cuda.is_available():
     # Triton decides at its import whether kernels are interpreted.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Configs that a test finds, on a GPU that others use at the same time, are none to keep: a later run would take them.
+_CACHE = tempfile.TemporaryDirectory(prefix="sdbench-tests-")
+os.environ["SDBENCH_CACHE"] = _CACHE.name
 
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 
