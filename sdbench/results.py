@@ -19,7 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from sdbench.errors import ExitCode, SdbenchError, UsageError
 from sdbench.records import RUN_SCHEMA, Attempt, Outcome, RunRecord, differences
-from sdbench.versions import git_state, versions
+from sdbench.versions import NO_COMMIT, git_state, versions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -254,13 +254,15 @@ class RunDirectory:
             try:
                 for draft in directory.glob(".*.tmp"):
                     draft.unlink()  # of a process that was killed as it wrote
+                git = git_state()
                 fresh = RunRecord(
                     schema=RUN_SCHEMA,
                     command=command,
                     arguments=to_plain(dict(arguments)),
                     environment=to_plain(dict(environment)),
                     versions=versions(),
-                    git=git_state(),
+                    git=git,
+                    git_reason=None if git else NO_COMMIT,
                     created=_now(),
                 )
                 run = cls(directory, _earlier(directory, fresh) or fresh, lock, faults or {}, made)
