@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import rich_click as click
+from click import get_current_context
 
 from sdbench.cli.calibration import METHODS, SOURCES, calibration_options
 from sdbench.cli.options import DEMO_MAX_TOKENS, MAX_TOKENS, device_option, json_option, model_dtype_option, model_option
@@ -187,7 +188,7 @@ def _refuse_calibration(method: str) -> None:
     """Refuses what the command line says about calibration, for a method that needs none."""
     from sdbench.errors import UsageError
 
-    named = {option.name: option.opts[0] for option in click.get_current_context().command.params if option.name}
+    named = {option.name: option.opts[0] for option in get_current_context().command.params if option.name}
     given = [option for name, option in named.items() if name not in WITHOUT_CALIBRATION and is_given(name)]
     if given:
         them = "it" if len(given) == 1 else "them"
