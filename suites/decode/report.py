@@ -152,7 +152,8 @@ def _keys(row: Row) -> list[str]:
 
 
 def _way(row: Row) -> str:
-    return SHORT.get(row["path"], row["path"])
+    path = str(row["path"])
+    return SHORT.get(path, path)
 
 
 def _figure(value: float | None, digits: int, factor: float = 1.0) -> str:
