@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from sdbench import __version__
-from sdbench.versions import git_state, package_version
+from sdbench.versions import NO_COMMIT, git_state, package_version
 
 
 def describe(device: torch.device | None = None) -> dict[str, Any]:
@@ -19,12 +19,15 @@ def describe(device: torch.device | None = None) -> dict[str, Any]:
         device: The GPU to describe; None for torch's current one.
 
     Returns:
-        JSON-ready fields. What can't be had is None: ``gpu`` without CUDA, a package that is not installed, ``git`` of an installed copy.
+        JSON-ready fields. What can't be had is None: ``gpu`` without CUDA, a package that is not installed, ``git`` where no
+        commit is known.
     """
+    git = git_state()
     system = " ".join([platform.system(), platform.machine(), *platform.libc_ver()]).strip()
     return {
         "sdbench": __version__,
-        "git": git_state(),
+        "git": git,
+        "git_reason": None if git else NO_COMMIT,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": package_version("triton"),

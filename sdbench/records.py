@@ -31,6 +31,7 @@ class RunRecord(BaseModel):
     environment: dict[str, Any]
     versions: dict[str, str | None]
     git: dict[str, Any] | None
+    git_reason: str | None = None
     created: str
     outcome: Outcome = "running"
     outcome_reason: str | None = None

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
-from sdbench.errors import SdbenchError, UsageError
+from sdbench.errors import ExitCode, SdbenchError, UsageError
 from sdbench.records import RUN_SCHEMA, Attempt, Outcome, RunRecord, differences
-from sdbench.versions import git_state, versions
+from sdbench.versions import NO_COMMIT, git_state, versions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -211,15 +212,16 @@ class RunDirectory:
     """A folder with ``run.json``, ``rows.jsonl`` and ``samples.jsonl``; a context manager that records how the run ended.
 
     Exceptions pass through it: Ctrl-C is recorded as interrupted, any other as failed. A process that was killed leaves its attempt
-    "running"; the next one to open the directory marks it interrupted.
+    "running"; the next one to open the directory marks it interrupted. A first attempt that one line to the user ends before anything is
+    measured leaves no directory: the line says it all.
     """
 
-    def __init__(self, path: Path, record: RunRecord, lock: int, faults: Mapping[str, Fault]):
+    def __init__(self, path: Path, record: RunRecord, lock: int, faults: Mapping[str, Fault], made: Sequence[Path]):
         self.path = path
         self.record = record
         self.rows: list[dict[str, Any]] = _read_if_there(path / "rows.jsonl", faults.get("rows.jsonl"))
         self.samples: list[dict[str, Any]] = _read_if_there(path / "samples.jsonl", faults.get("samples.jsonl"))
-        self._lock = lock
+        self._lock, self._made = lock, made
         self._was_complete = record.outcome == "complete"
 
     @classmethod
@@ -246,21 +248,24 @@ class RunDirectory:
         """
         directory = Path(path)
         try:
+            made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
             directory.mkdir(parents=True, exist_ok=True)
             lock = lock_directory(directory)
             try:
                 for draft in directory.glob(".*.tmp"):
                     draft.unlink()  # of a process that was killed as it wrote
+                git = git_state()
                 fresh = RunRecord(
                     schema=RUN_SCHEMA,
                     command=command,
                     arguments=to_plain(dict(arguments)),
                     environment=to_plain(dict(environment)),
                     versions=versions(),
-                    git=git_state(),
+                    git=git,
+                    git_reason=None if git else NO_COMMIT,
                     created=_now(),
                 )
-                run = cls(directory, _earlier(directory, fresh) or fresh, lock, faults or {})
+                run = cls(directory, _earlier(directory, fresh) or fresh, lock, faults or {}, made)
                 run._start(fresh)
             except BaseException:
                 os.close(lock)
@@ -298,11 +303,24 @@ class RunDirectory:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:
             self.finish("complete")
+        elif isinstance(error, SdbenchError) and error.exit_code != ExitCode.CHECK_FAILED and self._holds_nothing():
+            self._remove()
         elif isinstance(error, KeyboardInterrupt):
             self.finish("interrupted", "Ctrl-C")
         else:
             text = " ".join(str(error).split())
             self.finish("failed", text if isinstance(error, SdbenchError) else f"{type(error).__name__}: {text}")
+
+    def _holds_nothing(self) -> bool:
+        # Other files are of a stage that takes its time, such as pruned layers.
+        return len(self.record.audit) == 1 and not self.rows and not self.samples and [*self.path.iterdir()] == [self.path / "run.json"]
+
+    def _remove(self) -> None:
+        (self.path / "run.json").unlink()
+        with suppress(OSError):  # a folder above it may hold something else by now
+            for folder in self._made:
+                folder.rmdir()
+        os.close(self._lock)
 
     def _start(self, fresh: RunRecord) -> None:
         record = self.record

@@ -1,8 +1,9 @@
 """What code runs: versions of Python and of packages, and the commit of a source checkout."""
 
+import json
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,16 @@ from sdbench import __version__
 PACKAGES = ("torch", "triton", "transformers")
 """Distributions whose versions a run records beside Python's."""
 
+NO_COMMIT = "an installed copy, whose installer recorded no commit"
+"""Why :func:`git_state` is None, for the field ``git_reason`` beside ``git``."""
+
 
 def git_state() -> dict[str, Any] | None:
-    """Commit of the source checkout that runs and whether tracked files differ from it; None for an installed copy."""
+    """Commit of the code that runs and whether it differs: of the source checkout, else the one that pip installed; None without either."""
+    return _of_checkout() or _of_installation()
+
+
+def _of_checkout() -> dict[str, Any] | None:
     here = Path(__file__).resolve()
 
     def git(*arguments: str) -> str:
@@ -25,6 +33,15 @@ def git_state() -> dict[str, Any] | None:
         git("ls-files", "--error-unmatch", here.name)
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
     except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _of_installation() -> dict[str, Any] | None:
+    """What pip recorded (PEP 610): a commit where it installed from a repository's address, as by ``pip install git+https://...``."""
+    try:
+        recorded = json.loads(distribution("sdbench").read_text("direct_url.json") or "{}")
+        return {"commit": str(recorded["vcs_info"]["commit_id"]), "dirty": False}
+    except (PackageNotFoundError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -69,6 +69,7 @@ class Manifest(BaseModel):
     seed: int | None
     normalisation: Literal["nfkc-casefold-whitespace"]
     dropped_duplicates: int
+    dropped_contradictions: int | None = None  # of the duplicates; None where nothing was split, or by an older sdbench
     shared_questions: Literal[0]
     parts: Parts
 
@@ -189,6 +190,8 @@ def split(
 
     examples = load(source)
     train, validation = hold_out(examples, validation_size, seed)
+    kept = {normalise_question(example.question): normalise_question(example.answer or "") for example in (*train, *validation)}
+    answers = [(kept[normalise_question(example.question)], normalise_question(example.answer or "")) for example in examples]
     _write(train_out, _to_jsonl(train))
     _write(validation_out, _to_jsonl(validation))
     manifest = make_manifest(
@@ -199,6 +202,7 @@ def split(
         seed=seed,
         dropped_duplicates=len(examples) - len(train) - len(validation),
     )
+    manifest.dropped_contradictions = sum(first != other for first, other in answers)
     manifest.write(manifest_out)
     return manifest
 

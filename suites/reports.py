@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sdbench.errors import SdbenchError, UsageError
+from sdbench.suites import pruned
 from sdbench.suites.decode import report as decode
 from sdbench.suites.e2e import report as e2e
 from sdbench.suites.kernels import report as kernels
@@ -14,6 +15,7 @@ REPORTS: dict[str, Callable[[SavedRun], Report]] = {
     "tune": kernels.of_tune_run,
     "e2e": e2e.of_run,
     "decode": decode.of_run,
+    "prune": pruned.of_run,
 }
 """Command -> the report of one of its run directories."""
 

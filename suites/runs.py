@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.records import RUN_SCHEMA, RunRecord, differences, flatten
 from sdbench.results import RunDirectory, csv_text, first_fault, read_jsonl, rows_to_frame, strict_json
-from sdbench.suites.saved import FAULTS, KEYS
+from sdbench.suites.saved import KEYS, faults_of
 from sdbench.tables import Column, to_markdown
 
 Row = dict[str, Any]
@@ -143,7 +143,8 @@ def read_run(path: Path, checked: bool = True) -> SavedRun:
     if record.outcome == "complete" and not (path / "rows.jsonl").exists():
         raise SdbenchError(f"{path / 'run.json'} says complete, but {path / 'rows.jsonl'} is missing; restore it or run again")
     rows, samples = (
-        read_jsonl(path / name, fault if checked else None) if (path / name).exists() else [] for name, fault in FAULTS.items()
+        read_jsonl(path / name, fault if checked else None) if (path / name).exists() else []
+        for name, fault in faults_of(record.command).items()
     )
     return SavedRun(path, record, rows, samples)
 

@@ -5,6 +5,7 @@ left out.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -134,6 +135,24 @@ class Layer(_Line):
     layer: str
 
 
+class PrunedLayer(_Line):
+    """A layer that ``sdbench prune`` pruned, and what its method reports."""
+
+    layer: str
+    report: dict[str, Any]
+
+
+class Pruned(_Line):
+    """What a finished ``sdbench prune`` took."""
+
+    output: str
+    dense_bytes: int
+    bytes: int
+    seconds: dict[str, Number]
+    calibration: dict[str, Any]
+    peak_bytes: Number | None
+
+
 class Decode(_Line):
     """A way to decode at a context length."""
 
@@ -180,12 +199,16 @@ KINDS: dict[str, type[_Line]] = {
 }
 
 
-def row_fault(row: Mapping[str, Any]) -> str | None:
+PRUNED_KINDS: dict[str, type[_Line]] = {"layer": PrunedLayer, "result": Pruned}
+"""The same of ``sdbench prune``."""
+
+
+def row_fault(row: Mapping[str, Any], kinds: Mapping[str, type[_Line]] = KINDS) -> str | None:
     """What is wrong with a line of ``rows.jsonl``; None for a good one."""
     kind = row.get("record")
     if not isinstance(kind, str):
         return "a row without its kind ('record')"
-    return _fault(KINDS.get(kind, _Line), f"a row of kind {kind!r}", row)
+    return _fault(kinds.get(kind, _Line), f"a row of kind {kind!r}", row)
 
 
 def sample_fault(sample: Mapping[str, Any]) -> str | None:
@@ -195,6 +218,11 @@ def sample_fault(sample: Mapping[str, Any]) -> str | None:
 
 FAULTS: dict[str, Fault] = {"rows.jsonl": row_fault, "samples.jsonl": sample_fault}
 """File of a run directory -> the check of its lines."""
+
+
+def faults_of(command: str) -> dict[str, Fault]:
+    """The same for the runs of a command."""
+    return FAULTS | {"rows.jsonl": partial(row_fault, kinds=PRUNED_KINDS)} if command == "prune" else FAULTS
 
 
 def _fault(model: type[_Line], what: str, line: Mapping[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from sdbench.errors import SdbenchError, UsageError
+from sdbench.errors import CheckFailed, SdbenchError, UsageError
 from sdbench.results import (
     RunDirectory,
     append_jsonl,
@@ -316,9 +316,36 @@ def test_other_arguments_are_refused_by_name(tmp_path: Path) -> None:
     assert len(saved(tmp_path)["audit"]) == 1
 
 
+def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    for path in (tmp_path / "a" / "b", there):
+        with pytest.raises(SdbenchError), run(path):
+            raise SdbenchError("no such model")
+    assert [*tmp_path.iterdir()] == [there] and not [*there.iterdir()]
+    (tmp_path / "a").mkdir()
+    with pytest.raises(SdbenchError), run(tmp_path / "a" / "b"):
+        raise SdbenchError("no such model")
+    assert [*(tmp_path / "a").iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    "error", [CheckFailed("the step differs"), KeyboardInterrupt(), RuntimeError("a bug"), SdbenchError("after a file")], ids=repr
+)
+def test_what_did_begin_keeps_its_audit(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)), run(tmp_path / "run") as directory:
+        if "file" in str(error):
+            (directory.path / "layer-0").write_text("")
+        raise error
+    assert saved(tmp_path / "run")["audit"][0]["outcome"] in ("failed", "interrupted")
+    with pytest.raises(SdbenchError), run(tmp_path / "run"):
+        raise SdbenchError("no such model")
+    assert len(saved(tmp_path / "run")["audit"]) == 2
+
+
 def test_a_corrected_command_may_take_a_directory_where_nothing_was_measured(tmp_path: Path) -> None:
-    with pytest.raises(SdbenchError), run(tmp_path, examples=999):
-        raise SdbenchError("999 examples asked for, but there are 200")
+    with pytest.raises(RuntimeError), run(tmp_path, examples=999):
+        raise RuntimeError("out of memory")
     with run(tmp_path, examples=9):
         pass
     record = saved(tmp_path)

@@ -7,12 +7,19 @@ from pathlib import Path
 from typing import Literal
 
 import rich_click as click
+from click import get_current_context
 
 from sdbench.cli.calibration import METHODS, SOURCES, calibration_options
 from sdbench.cli.options import DEMO_MAX_TOKENS, MAX_TOKENS, device_option, json_option, model_dtype_option, model_option
+from sdbench.cli.profiles import is_given
 from sdbench.cli.pruned import prune_document, prune_lines, shard_lines
 
 FILE = click.Path(path_type=Path)
+
+WITHOUT_CALIBRATION = frozenset(
+    ("output", "model", "revision", "pattern", "method", "kind", "targets", "ignore", "dtype", "device", "run_directory", "as_json")
+)
+"""Options that mean something for a method that needs no calibration; every other one is about calibration."""
 
 
 @click.command("prune")
@@ -138,6 +145,8 @@ def command(
     shards = read_shards(merge) if merge else []
     if shards:
         require_fitting(options, shards)
+    if not options.sources:
+        _refuse_calibration(options.method)
     # A run goes on with the statistics and the shares that it began with.
     merged = _digest([stored.record.files for stored in shards]) if shards else None
     arguments = options.arguments() | {"merged_sha256": merged, "devices": len(names)}
@@ -173,6 +182,17 @@ def command(
         return
     for line in shard_lines(found) if shard else prune_lines(goal, outcome, shards):
         print(line)
+
+
+def _refuse_calibration(method: str) -> None:
+    """Refuses what the command line says about calibration, for a method that needs none."""
+    from sdbench.errors import UsageError
+
+    named = {option.name: option.opts[0] for option in get_current_context().command.params if option.name}
+    given = [option for name, option in named.items() if name not in WITHOUT_CALIBRATION and is_given(name)]
+    if given:
+        them = "it" if len(given) == 1 else "them"
+        raise UsageError(f"--method {method} needs no calibration, and {', '.join(given)} would change nothing; leave {them} out")
 
 
 def _digest(value: object) -> str:

@@ -1,8 +1,10 @@
 """What ``sdbench prune`` prints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from sdbench.suites.pruned import seconds_line, speed_lines
 
 if TYPE_CHECKING:
     from sdbench.calibrate.store import StoredShard
@@ -37,10 +39,10 @@ def prune_lines(output: Path, outcome: "PruneOutcome", shards: "Sequence[StoredS
     if rows := found.calibration.rows:
         counts = f"{rows.min}" if rows.min == rows.max else f"{rows.min} to {rows.max}"
         lines.append(f"calibration: {found.calibration.source}, {len(found.calibration.examples)} examples, {counts} rows a layer")
-    lines += _speed(outcome.speed)
+    lines += speed_lines(outcome.speed)
     for shard in shards:
         record = shard.record
-        lines += [f"shard {record.shard}/{record.shards}: {line}" for line in (*_speed(record.speed), _seconds(record.seconds))]
+        lines += [f"shard {record.shard}/{record.shards}: {line}" for line in (*speed_lines(record.speed), seconds_line(record.seconds))]
     lines.append(f"bytes of weights: {outcome.bytes:,}, {outcome.bytes / outcome.dense_bytes:.3f} of the dense model's")
     kind = "GPU memory" if found.calibration.arguments["device"] == "cuda" else "memory"
     if outcome.peak.bytes is None:
@@ -48,7 +50,7 @@ def prune_lines(output: Path, outcome: "PruneOutcome", shards: "Sequence[StoredS
     else:
         before = f"{outcome.model_bytes / 1e9:.2f} GB with the model alone"
         lines.append(f"peak {kind}: {outcome.peak.bytes / 1e9:.2f} GB while calibrating and pruning, {before}")
-    return [*lines, _seconds(outcome.seconds), f"next: sdbench verify {output}"]
+    return [*lines, seconds_line(outcome.seconds), f"next: sdbench verify {output}"]
 
 
 def shard_lines(shard: "StoredShard") -> list[str]:
@@ -58,31 +60,13 @@ def shard_lines(shard: "StoredShard") -> list[str]:
     lines = [
         f"{shard.folder}: shard {record.shard}/{record.shards} of {record.source.model}, {record.kind} of {len(record.layers)} layers",
         f"calibration: {len(record.examples)} examples, {min(rows)} rows a layer" + (f" to {max(rows)}" if len(rows) > 1 else ""),
-        *_speed(record.speed),
+        *speed_lines(record.speed),
     ]
     if record.peak_bytes is not None:
         kind = "GPU memory" if record.arguments["device"] == "cuda" else "memory"
         lines.append(f"peak {kind}: {record.peak_bytes / 1e9:.2f} GB")
     return [
         *lines,
-        _seconds(record.seconds),
+        seconds_line(record.seconds),
         f"next, once all {record.shards} are there: the same command with --merge {shard.folder.parent}",
     ]
-
-
-def _speed(speed: Mapping[str, Any]) -> list[str]:
-    """How fast replies were decoded and what collecting added; nothing where no reply was decoded."""
-    if not speed["tokens_per_second"]:
-        return []
-    how, overhead = speed["generation"], speed["collection_overhead"]
-    added = f"unknown ({speed['collection_overhead_reason']})" if overhead is None else f"{overhead:.1%} of that time"
-    lines = [
-        f"calibration replies: {speed['generated_tokens']:,} tokens at {speed['tokens_per_second']:,.0f} tok/s, "
-        f"{how['batch']} at once by {how['path']}",
-        f"collecting added, the replay check apart: {added}",
-    ]
-    return lines + ([f"not faster because: {how['reason']}"] if how["reason"] else [])
-
-
-def _seconds(seconds: Mapping[str, float]) -> str:
-    return "seconds: " + ", ".join(f"{stage} {time:.1f}" for stage, time in seconds.items())

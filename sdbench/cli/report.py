@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Literal, TextIO
 
 import rich_click as click
 
+from sdbench.cli.options import json_option
 from sdbench.cli.printing import print_report
+from sdbench.cli.profiles import is_given
 
 if TYPE_CHECKING:
     from sdbench.suites.runs import Report
@@ -26,6 +28,7 @@ ONE_RUN = ("csv", "json")
     show_default=True,
     help="text as the command printed it; markdown for a job summary; csv with a line a result and all digits; json as the command's own.",
 )
+@json_option
 @click.option("--output", type=click.Path(path_type=Path), help="Write to this file.  [default: standard output]")
 @click.option("--force", is_flag=True, help="Replace the --output or --html file if it is there.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw the kernel run's time over bytes read; .png, .svg or .pdf.")
@@ -33,6 +36,7 @@ ONE_RUN = ("csv", "json")
 def command(
     runs: tuple[Path, ...],
     form: Literal["text", "markdown", "csv", "json"],
+    as_json: bool,
     output: Path | None,
     force: bool,
     plot: Path | None,
@@ -40,8 +44,9 @@ def command(
 ) -> None:
     """Show runs again: tables, sums and notes from their run directories.
 
-    RUN is a folder that --output of e2e, kernels, tune or decode wrote. Above each table stands what ran where, at which commit, and how it
-    ended; a run that failed, was interrupted or is still going on is shown as far as it got, and says so. Nothing is measured.
+    RUN is a folder that --output of e2e, kernels, tune or decode wrote, or --run-directory of prune. Above each table stands what ran
+    where, at which commit, and how it ended; a run that failed, was interrupted or is still going on is shown as far as it got, and says
+    so. Nothing is measured.
 
     \b
     sdbench report run
@@ -56,6 +61,10 @@ def command(
     from sdbench.suites.runs import read_run
     from sdbench.suites.sweep.record import SWEEP_FILE
 
+    if as_json:
+        if form != "json" and is_given("form"):
+            raise UsageError(f"--json is --format json, and --format {form} is given; leave one out")
+        form = "json"
     # A sweep's folder holds its record beside its runs, and FOLDER/* names all of them.
     runs = tuple(path for path in runs if len(runs) == 1 or path.name != SWEEP_FILE)
     if len(runs) > 1 and form in ONE_RUN:

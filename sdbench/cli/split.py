@@ -77,6 +77,12 @@ def command(
         validation_size = chosen.holdout if chosen else 0.1
     load = partial(load_records, chosen) if chosen else load_examples
     manifest = split(source, train_out, validation_out, manifest_out, validation_size, seed, revision, force, load)
+    if manifest.dropped_duplicates:
+        click.echo(
+            f"dropped {manifest.dropped_duplicates} examples whose question an earlier one asks, lest it be in both parts; "
+            f"{manifest.dropped_contradictions} of them have another answer than that one, which is kept",
+            err=True,
+        )
     if as_json:
         click.echo(strict_json(manifest, indent=2))
         return

@@ -14,21 +14,38 @@ PROFILED = (
     "longer than the table's; gate is SiLU(gate) * up; dense products are the 8-bit ones in an int8 arm"
 )
 
+SHORT = {
+    "fused step": "fused",
+    "fused step in a CUDA graph": "fused",
+    "fused step in a CUDA graph, int8 weights": "fused",
+    "transformers, static cache and torch.compile": "compile",
+    "transformers, static cache and CUDA graph": "graph",
+    "transformers, eager": "eager",
+}
+"""Names of the ways as the tables have them: the long ones would leave a terminal of 80 characters no room for figures."""
+
+KEYS = (Column("arm", key=True), Column("way", key=True), Column("context", key=True))
+
 COLUMNS = (
-    Column("arm", key=True),
-    Column("decodes by", key=True),
-    Column("context", key=True),
+    *KEYS,
     Column("tok/s", figure=True),
     Column("p20-p80", figure=True),
     Column("x dense", figure=True),
     Column("ms a token", figure=True),
+    Column("TTFT ms", figure=True),
+)
+
+STEP = (
+    *KEYS,
     Column("GB a token", figure=True),
     Column("GB/s", figure=True),
     Column("% ceiling", figure=True),
     Column("kernels", figure=True),
-    Column("TTFT ms", figure=True),
     Column("start s", figure=True),
 )
+
+MEMORY = {"parameters": "model", "packed": "packed", "cache": "cache", "workspace": "other", "resident": "resident", "peak": "peak"}
+"""What a row says of memory, and its heading."""
 
 
 def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
@@ -41,10 +58,9 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
     """
     lines = [
         f"exactly {arguments['tokens']} tokens after the prompt, EOS ignored, median of {arguments['repeats']}; x dense is over the "
-        "fastest dense way at that context; GB a token and ceiling at half of the reply",
+        "fastest dense way at that context",
+        *_legend(rows),
         "pruned by magnitude: only speed is measured",
-        "% ceiling: of the rate at which the read bandwidth measured in this run would read GB a token; kernels: launches a token; "
-        "start s: from weights in place to the first token, with compilation where the cache has no kernel yet, checks and capture",
     ]
     for row in rows:
         if row["outcome"] != "correct":
@@ -63,7 +79,7 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
         lines,
         document,
         rows,
-        more=[_memory(rows), *profiles],
+        more=[_step(rows), _memory(rows), *profiles],
     )
 
 
@@ -75,16 +91,40 @@ def of_run(run: SavedRun) -> Report:
     return report(rows, run.record.arguments, run.now("environment"))
 
 
-def _memory(rows: Sequence[Row]) -> Table:
-    held = ("parameters", "packed", "cache", "workspace", "resident", "peak")
-    columns = (*COLUMNS[:3], *(Column(f"{name} GB", figure=True) for name in held))
-    cells = []
+def _legend(rows: Sequence[Row]) -> list[str]:
+    paths: dict[str, dict[str, None]] = {}
     for row in rows:
-        figures = [(row["memory"] or {}).get(name) for name in held]
-        cells.append([row["arm"], row["path"], str(row["context"]), *("-" if one is None else f"{one / 1e9:.2f}" for one in figures)])
+        paths.setdefault(_way(row), {})[row["path"]] = None
+    told = [f"{way}: {' or '.join(names)}" for way, names in paths.items() if [*names] != [way]]
+    return [f"ways: {'; '.join(told)}"] if told else []
+
+
+def _step(rows: Sequence[Row]) -> Table:
+    cells = [
+        [
+            *_keys(row),
+            _figure(row["step_bytes"], 3, 1e-9),
+            _figure(row["gbps"], 0),
+            _figure(row["of_ceiling"], 0, 100),
+            _figure(row["kernels"], 0),
+            _figure(row.get("start_seconds"), 1),
+        ]
+        for row in rows
+    ]
     note = (
-        "parameters: the model's own, with the dense matrices of pruned linears, which the prompt runs on; packed: pruned or 8-bit rows "
-        "that steps read, and the modules' own; cache: keys and values of the fused step; workspace: what else the decoder needs"
+        "GB a token and ceiling at half of the reply; % ceiling: of the rate at which the read bandwidth measured in this run would read "
+        "GB a token; kernels: launches a token; start s: from weights in place to the first token, with compilation where the cache has no "
+        "kernel yet, checks and capture"
+    )
+    return Table("a step, and its start", STEP, cells, [note])
+
+
+def _memory(rows: Sequence[Row]) -> Table:
+    columns = (*KEYS, *(Column(f"{heading} GB", figure=True) for heading in MEMORY.values()))
+    cells = [[*_keys(row), *(_figure((row["memory"] or {}).get(name), 2, 1e-9) for name in MEMORY)] for row in rows]
+    note = (
+        "model: its own parameters, with the dense matrices of pruned linears, which the prompt runs on; packed: pruned or 8-bit rows "
+        "that steps read, and the modules' own; cache: keys and values of the fused step; other: what else the decoder needs"
     )
     return Table("memory", columns, cells, [note])
 
@@ -97,22 +137,24 @@ def _profile(row: Row) -> Table:
 
 def _cells(row: Row) -> list[str]:
     rate = row["decode_rate"]
-
-    def figure(value: float | None, digits: int, factor: float = 1.0) -> str:
-        return "-" if value is None else f"{value * factor:.{digits}f}"
-
     return [
-        row["arm"],
-        row["path"],
-        str(row["context"]),
-        figure(rate and rate["p50"], 1),
+        *_keys(row),
+        _figure(rate and rate["p50"], 1),
         f"{rate['p20']:.1f}-{rate['p80']:.1f}" if rate else "-",
-        figure(row["speedup"], 2),
-        figure(row["ms_per_token"], 3),
-        figure(row["step_bytes"], 3, 1e-9),
-        figure(row["gbps"], 0),
-        figure(row["of_ceiling"], 0, 100),
-        figure(row["kernels"], 0),
-        figure(row["ttft_ms"], 1),
-        figure(row.get("start_seconds"), 1),
+        _figure(row["speedup"], 2),
+        _figure(row["ms_per_token"], 3),
+        _figure(row["ttft_ms"], 1),
     ]
+
+
+def _keys(row: Row) -> list[str]:
+    return [row["arm"], _way(row), str(row["context"])]
+
+
+def _way(row: Row) -> str:
+    path = str(row["path"])
+    return SHORT.get(path, path)
+
+
+def _figure(value: float | None, digits: int, factor: float = 1.0) -> str:
+    return "-" if value is None else f"{value * factor:.{digits}f}"

@@ -82,6 +82,8 @@ def behaviour_table(arms: Sequence[Row]) -> Table | None:
         "tokens: median of a reply; x dense: tokens of all replies over the dense model's; loops: replies that say one n-gram over and "
         "over; net x: x dense of rates over that of lengths; s/right: decode seconds of all replies at that rate, a right answer"
     ]
+    costless = [arm["seconds_per_correct_reason"] for arm in arms if arm.get("seconds_per_correct_reason")]
+    lines += [f"no s/right: {reason}" for reason in dict.fromkeys(costless)]
     if scored:
         lines.append("score: mean of the judge's, 1 to 10, each the mean over a request's criteria; scored: replies that have one")
     return Table("how replies behave", columns, cells, lines)

@@ -28,6 +28,7 @@ NAMES = {
     "tune": ("layer", "pattern", "variant"),
     "e2e": ("arm",),
     "decode": ("arm", "path", "context"),
+    "prune": ("layer",),
 }
 """Command -> the fields that say which row a reason is about."""
 

@@ -61,6 +61,18 @@ def test_no_figure_is_cut_on_80_columns(path, sdbench, monkeypatch):
     assert {word for line in wide if line.startswith(" ") for word in line.split()} <= words
 
 
+@pytest.mark.parametrize("path", [path for path in COMMITTED if path.parent.name == "decode"], ids=lambda path: path.name)
+def test_no_table_of_a_decode_run_is_divided_on_80_columns(path, sdbench, monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert sdbench("report", path).code == 0
+    report = render(read_run(path))
+    rules = [line for line in Text.from_ansi(out.getvalue()).plain.splitlines() if line.startswith("───")]
+    assert len(rules) == 1 + len(report.more)
+
+
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
 @pytest.mark.parametrize("columns", [None, "40"])
 def test_no_figure_is_cut_in_a_log(path, columns, tmp_path):

@@ -60,6 +60,7 @@ def world(tmp_path: Path, checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("code", "call", "message"), [(2, *one) for one in TYPED] + [(1, *one) for one in WORLD])
 def test_which_of_the_two(code: int, call: tuple[str, ...], message: str, sdbench: Any, world: None) -> None:
     sdbench(*call).refuses(code, message)
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize(

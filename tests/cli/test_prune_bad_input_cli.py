@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from sdbench.checkpoints import write
+from sdbench.cli.prune import WITHOUT_CALIBRATION, command
 from sdbench.suites import prune
 from sdbench.suites.data import make_manifest
 
 SMALL = ("--calibration-examples", 3, "--max-tokens", 12, "--device", "cpu")
+MAGNITUDE = ("--method", "magnitude", "--device", "cpu")
 
 
 def pruned(sdbench: Any, *arguments: Any) -> dict[str, Any]:
-    done = sdbench("prune", "--json", *SMALL, *arguments)
+    done = sdbench("prune", "--json", *arguments)
     assert done.code == 0, done.err
     return json.loads(done.out)
 
@@ -27,7 +29,7 @@ def test_an_output_that_is_there(sdbench, tmp_path):
 
 
 def test_a_packed_checkpoint_as_the_model(sdbench, checkpoint):
-    pruned(sdbench, "--model", checkpoint(), "--output", "packed", "--method", "magnitude")
+    pruned(sdbench, *MAGNITUDE, "--model", checkpoint(), "--output", "packed")
     sdbench("prune", *SMALL, "--model", "packed", "--output", "out").refuses(2, "is pruned and packed already; give the dense checkpoint")
     assert not Path("out").exists()
 
@@ -48,7 +50,7 @@ def test_a_disk_that_is_full_after_all(sdbench, checkpoint, monkeypatch):
         patch.setattr(write, "save_file", fail)
         sdbench("prune", *SMALL, "--model", model, "--output", "out").refuses(1, "cannot write out: No space left on device")
     assert not Path("out").exists() and not list(Path().glob(".out*"))
-    assert pruned(sdbench, "--model", model, "--output", "out")["resumed_layers"] == 14
+    assert pruned(sdbench, *SMALL, "--model", model, "--output", "out")["resumed_layers"] == 14
 
 
 def test_a_gpu_that_is_too_small(sdbench, checkpoint, monkeypatch):
@@ -85,6 +87,25 @@ def test_wrong_arguments(arguments, code, message, sdbench, checkpoint):
     assert not Path("out").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--calib", "decode"), "--calib would change nothing; leave it out"),  # the default, but asked for
+        (("--max-tokens", 12, "--calibration-tokens", "64k", "--sequential"), "--max-tokens, --calibration-tokens, --sequential would"),
+        (("--batch-size", 4, "--seed", 1), "--batch-size, --seed would change nothing; leave them out"),
+    ],
+)
+def test_calibration_options_of_a_method_that_needs_none(arguments, named, sdbench, checkpoint):
+    done = sdbench("prune", *MAGNITUDE, "--model", checkpoint(), "--output", "out", *arguments)
+    done.refuses(2, "--method magnitude needs no calibration, and ", named)
+    assert sorted(path.name for path in Path().iterdir()) == ["tiny"]
+
+
+def test_every_option_is_about_calibration_or_not():
+    names = {option.name for option in command.params}
+    assert names > WITHOUT_CALIBRATION and {"calib", "train", "mix", "seed", "sequential", "top_p"} <= names - WITHOUT_CALIBRATION
+
+
 def test_a_width_that_is_no_multiple(sdbench, checkpoint):
     """CASES 6: names the layer, the width and M."""
     model = checkpoint(intermediate_size=40)
@@ -98,7 +119,7 @@ def test_nan_and_inf_in_any_tensor(name, value, sdbench, checkpoint):
     def spoil(model):
         model.get_parameter(name).view(-1)[70 % model.get_parameter(name).numel()] = value
 
-    done = sdbench("prune", *SMALL, "--model", checkpoint(spoil=spoil), "--output", "out", "--method", "magnitude")
+    done = sdbench("prune", *MAGNITUDE, "--model", checkpoint(spoil=spoil), "--output", "out")
     index = "[6]" if "norm" in name else "[1, 6]"
     done.refuses(1, f"layer {name.removesuffix('.weight')}: weight{index} is {value}; the checkpoint is damaged")
     assert not Path("out").exists()
@@ -142,6 +163,6 @@ def test_a_changed_training_file(sdbench, checkpoint, tmp_path):
     make_manifest("train.jsonl", "validation.jsonl", "r1").write("manifest.json")
     Path("validation.jsonl").unlink()  # only the training part is read
     files = ("--train", "train.jsonl", "--split-manifest", "manifest.json", "--calibration-examples", 1)
-    pruned(sdbench, "--model", checkpoint(), "--output", "out", *files)
+    pruned(sdbench, *SMALL, "--model", checkpoint(), "--output", "out", *files)
     Path("train.jsonl").write_text(json.dumps({"question": "1 + 2?", "answer": "#### 3"}) + "\n")
     sdbench("prune", "--model", "tiny", "--output", "other", *files).refuses(3, "is not the train part that manifest.json pins")

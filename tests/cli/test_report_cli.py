@@ -372,6 +372,14 @@ class TestBadInput:
         )
 
 
+def test_json_is_a_format(saved_run, sdbench) -> None:
+    saved_run("run", "kernels", ASKED, ROWS)
+    assert sdbench("report", "run", "--json").out == sdbench("report", "run", "--format", "json", "--json").out
+    assert json.loads(sdbench("report", "run", "--json").out)["schema"] == "sdbench.kernels/1"
+    sdbench("report", "run", "run", "--json").refuses(2, "--format json holds one run, and 2 are given")
+    sdbench("report", "run", "--json", "--format", "csv").refuses(2, "--json is --format json, and --format csv is given; leave one out")
+
+
 def test_a_report_needs_no_torch(saved_run, heavy_imports) -> None:
     folder = saved_run("run", "kernels", ASKED, ROWS)
     done = heavy_imports(folder.parent, "report", "run")

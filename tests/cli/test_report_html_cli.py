@@ -27,6 +27,30 @@ def test_every_command_with_a_report_has_a_page(sdbench, saved_run, tmp_path):
     assert "spmv/lane_row" in (tmp_path / "page.html").read_text()
 
 
+def test_a_pruning_run(sdbench, saved_run, tmp_path):
+    """What the method reports of each layer, a line each, and what the run took."""
+    told = {"rows": 57, "damp": 0.01, "damp_used": 0.1, "damp_by": "mean", "dead_columns": 3}
+    layers = [{"record": "layer", "layer": f"model.{name}", "report": told} for name in ("up_proj", "down_proj")]
+    speed = {"tokens_per_second": None}
+    result = {
+        "record": "result", "output": "out", "bytes": 1250, "dense_bytes": 2000, "peak_bytes": 5e8, "calibration": speed,
+        "seconds": {"load": 1.0, "pruning": 2.5},
+    }  # fmt: skip
+    asked = {"model": "demo", "pattern": "2:4", "method": "sparsegpt", "dtype": "float32"}
+    saved_run("run", "prune", asked, [{"record": "source", "sha256": "0"}, *layers, result])
+    out = sdbench("report", "run", "--html", "page.html").out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["layer", "rows", "damp", "used", "by", "columns"] in lines
+    assert ["model.down_proj", "57", "0.01", "0.1", "mean", "3"] in lines
+    assert "out: 1,250 bytes of weights, 0.625 of the dense model's\n" in out and "seconds: load 1.0, pruning 2.5\n" in out
+    assert "model.down_proj" in (tmp_path / "page.html").read_text()
+    assert sdbench("report", "run", "--format", "csv").out.splitlines()[1] == '"model.up_proj",57,0.01,0.1,"mean",3'
+    saved_run("magnitude", "prune", asked | {"method": "magnitude"}, [{"record": "layer", "layer": "model.up_proj", "report": {}}])
+    assert "model.up_proj" in sdbench("report", "magnitude").out
+    saved_run("bad", "prune", asked, [{"record": "layer", "layer": "model.up_proj"}])
+    sdbench("report", "bad").refuses(1, "a row of kind 'layer' with a fault (report: Field required)")
+
+
 def test_a_file_that_is_there_is_not_replaced(sdbench, saved_run, tmp_path):
     folder = saved_run("run", "kernels", ASKED, ROWS)
     before = (folder / "run.json").read_bytes()

@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_output_folder(folder: Path) -> None:
     done = sdbench("plums.jsonl", "--output", "parts", "--validation-size", "0.25", "--revision", "r1", cwd=folder)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     out = folder / "parts"
     manifest = verify_manifest(out / "manifest.json", out / "train.jsonl", out / "validation.jsonl", "r1")
     assert (manifest.parts.train.examples, manifest.parts.validation.examples, manifest.dropped_duplicates) == (15, 5, 1)
@@ -37,9 +37,32 @@ def test_output_folder(folder: Path) -> None:
 def test_three_files_and_json(folder: Path) -> None:
     names = ["--train-out", "a.jsonl", "--validation-out", "b.jsonl", "--manifest-out", "m.json"]
     done = sdbench("plums.jsonl", *names, "--validation-size", "7", "--json", cwd=folder)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads((folder / "m.json").read_text())
     assert (len(load_examples(folder / "a.jsonl")), len(load_examples(folder / "b.jsonl"))) == (13, 7)
+
+
+def test_dropped_examples_are_told(folder: Path) -> None:
+    """Repeated questions, one of them with another answer; white space and case make none."""
+    source = folder / "plums.jsonl"
+    told = ("####  0 ", "#### 1", "#### 7")
+    more = [{"question": f"bo has {n} plums.  How many?", "answer": answer} for n, answer in enumerate(told)]
+    source.write_text(source.read_text() + "".join(json.dumps(example) + "\n" for example in more))
+    done = sdbench("plums.jsonl", "--output", "parts", "--json", cwd=folder)
+    assert done.stderr == (
+        "dropped 4 examples whose question an earlier one asks, lest it be in both parts; "
+        "1 of them have another answer than that one, which is kept\n"
+    )
+    document = json.loads(done.stdout)
+    assert (document["dropped_duplicates"], document["dropped_contradictions"]) == (4, 1)
+    parts = load_examples(folder / "parts/train.jsonl") + load_examples(folder / "parts/validation.jsonl")
+    assert [example.answer for example in parts if example.question.startswith("Bo has 2 ")] == ["#### 2"]
+
+
+def test_nothing_is_told_where_nothing_is_dropped(folder: Path) -> None:
+    source = folder / "plums.jsonl"
+    source.write_text("".join(source.read_text().splitlines(keepends=True)[:-1]))
+    assert sdbench("plums.jsonl", "--output", "parts", cwd=folder).stderr == ""
 
 
 @pytest.mark.parametrize(

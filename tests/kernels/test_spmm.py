@@ -5,27 +5,18 @@ import math
 import pytest
 import torch
 
-from sdbench.calibrate.magnitude import keep_mask
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels import registry
 from sdbench.kernels.spmm import auto_variant, spmm
 from sdbench.kernels.spmm.expand import default, expand
 from sdbench.kernels.spmm.lane_row import MOST_TOKENS
 from sdbench.kernels.spmv import problem_of
-from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import Pattern
 from sdbench.timing import relative_error, within
 
+from .problems import problem
+
 VARIANTS = [variant.name for variant in registry.variants("spmm")]
-
-
-def problem(
-    out_features: int, in_features: int, pattern: Pattern, dtype: torch.dtype, device: torch.device
-) -> tuple[PackedWeight, torch.Tensor]:
-    generator = torch.Generator().manual_seed(out_features * 1000 + in_features)
-    weight = torch.randn(out_features, in_features, generator=generator).to(device, dtype)
-    keep = keep_mask(weight, pattern)
-    return pack(weight, keep, pattern), torch.where(keep, weight, 0)
 
 
 def poisoned(tokens: int, in_features: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -14,17 +14,10 @@ from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import Pattern
 from sdbench.timing import relative_error, within
 
+from .problems import problem
+
 VARIANTS = [variant.name for variant in registry.variants("spmv")]
 TRITON = [name for name in VARIANTS if name != "reference"]
-
-
-def problem(
-    out_features: int, in_features: int, pattern: Pattern, dtype: torch.dtype, device: torch.device
-) -> tuple[PackedWeight, torch.Tensor]:
-    generator = torch.Generator().manual_seed(out_features * 1000 + in_features)
-    weight = torch.randn(out_features, in_features, generator=generator).to(device, dtype)
-    keep = keep_mask(weight, pattern)
-    return pack(weight, keep, pattern), torch.where(keep, weight, 0)
 
 
 def poisoned(in_features: int, device: torch.device) -> torch.Tensor:

@@ -163,6 +163,7 @@ def test_split_parts_and_manifest(source: Path, tmp_path: Path, size: int | floa
         "seed": 0,
         "normalisation": "nfkc-casefold-whitespace",
         "dropped_duplicates": 0,
+        "dropped_contradictions": 0,
         "shared_questions": 0,
         "parts": {
             "train": {"file": "train.jsonl", "sha256": hashlib.sha256(train.read_bytes()).hexdigest(), "examples": 40 - held_out},

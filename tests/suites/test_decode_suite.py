@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from sdbench.engine.decoders import EAGER, FUSED, TransformersDecoder, named
+from sdbench.engine.decoders import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH, TransformersDecoder, named
 from sdbench.engine.fused import FusedDecoder
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.models import load_model, resolve_model
@@ -20,7 +20,7 @@ from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.decode import suite
 from sdbench.suites.decode.profile import kind_of, shares
-from sdbench.suites.decode.report import report
+from sdbench.suites.decode.report import SHORT, report
 from sdbench.suites.decode.suite import DecodeOptions, judge, run
 from sdbench.suites.reports import render
 from sdbench.suites.runs import read_run
@@ -128,6 +128,11 @@ def test_overlapping_kernels_share_the_time_by_their_ends() -> None:
         "norms": {"us": 3.0, "launches": 2},
     }
     assert shares([]) == {}
+
+
+def test_every_way_has_a_short_name() -> None:
+    """Written out in the report, which imports no torch."""
+    assert {*SHORT} == {FUSED, FUSED_GRAPH, FUSED_INT8, COMPILED, GRAPH, EAGER}
 
 
 def test_every_name_of_a_way_is_that_way(folder: Path) -> None:

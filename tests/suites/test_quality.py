@@ -81,4 +81,12 @@ def test_the_table() -> None:
         ["dense", "31", "-", "0/3", "0.0%", "-", "0.5"],
         ["decode", "61", "2.00", "1/3", "32.5%", "1.00", "0.5"],
     ]
+    assert not any("no s/right" in line for line in table.lines)
+    wrong = [quality([sample(5, False)] * 3, None, DENSE)] * 2
+    arms += [{"arm": f"wrong{n}", "pattern": "2:4", **rated(one, 10.0, 1.0)} for n, one in enumerate(wrong)]
+    table = behaviour_table([*arms, {"arm": "slow", "pattern": "2:4", **rated(wrong[0], None, None, "no GPU")}])
+    assert table and [line for line in table.lines if line.startswith("no s/right")] == [
+        "no s/right: no right answer",  # once, of two arms
+        "no s/right: no rate",
+    ]
     assert behaviour_table(arms[:1]) is None and behaviour_table([{"arm": "dense", "pattern": None}]) is None
