@@ -1,7 +1,7 @@
 """Tiny random models that every part's tests share."""
 
 import os
-import tempfile
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,13 +10,18 @@ if not torch.cuda.is_available():
     # Triton decides at its import whether kernels are interpreted.
     os.environ["TRITON_INTERPRET"] = "1"
 
-# Configs that a test finds, on a GPU that others use at the same time, are none to keep: a later run would take them.
-_CACHE = tempfile.TemporaryDirectory(prefix="sdbench-tests-")
-os.environ["SDBENCH_CACHE"] = _CACHE.name
-
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tuned_for_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Configs that a test finds, on a GPU that others use at the same time, are none to keep: a later run would take them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SDBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
 
 # Wide random weights: with the usual 0.02 all logits are nearly equal, and argmax would hang on rounding.
 TINY = {
