@@ -1,6 +1,6 @@
 """Several draws of one comparison as one table: fidelity and answers of ``e2e`` runs that differ in their seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from sdbench.tables import Column, share
 
 SCHEMA = "sdbench.pool/1"
 Row = dict[str, Any]
+
+UNPRUNED, NOTHING_PRUNED = (DENSE, INT8), (None, None)
 
 MAY_DIFFER = frozenset({"seed", "pattern", "method", "calib"})
 """Arguments of ``e2e`` in which pooled runs may differ: the draw, and what makes a line of the table."""
@@ -77,15 +79,18 @@ def pool(runs: Sequence[SavedRun]) -> Pooled:
         SdbenchError: A run is not complete (exit code 1), or has neither fidelity nor answers of pruned arms (5).
     """
     _require_alike(runs)
-    groups: dict[tuple[str, str], list[_Draw]] = {}
+    groups: dict[tuple[str | None, str | None], list[_Draw]] = {}
     for run in runs:
         groups.setdefault((str(run.record.arguments["pattern"]), str(run.record.arguments["method"])), []).append(_draw(run))
     found = Pooled([], [])
-    for (pattern, method), draws in groups.items():
-        for prefill, arm in dict.fromkeys(key for draw in draws for key in draw.rows):
-            found.fidelity.append(_how(pattern, method, arm) | _pooled(draws, prefill, arm))
-        for arm in dict.fromkeys(name for draw in draws for name in draw.arms):
-            found.answers.append(_how(pattern, method, arm) | _answers(draws, arm))
+    for (pattern, method), draws in {NOTHING_PRUNED: _one_a_seed(groups.values()), **groups}.items():
+        how = {"pattern": pattern, "method": method}
+        # Each pattern and method has a control of its own.
+        compared = bool(pattern) or len(groups) == 1
+        for prefill, arm in _those_of(pattern, [key for draw in draws for key in draw.rows]):
+            found.fidelity.append(how | _pooled(draws, prefill, arm, compared and arm != CONTROL))
+        for _, arm in _those_of(pattern, [("", name) for draw in draws for name in draw.arms]):
+            found.answers.append(how | _answers(draws, arm, compared and arm not in (CONTROL, DENSE)))
     return found
 
 
@@ -162,11 +167,6 @@ def _points(difference: Mapping[str, float] | None) -> tuple[str, str]:
     return f"{estimate:+.1f}", f"{low:+.1f} to {high:+.1f}"
 
 
-def _how(pattern: str, method: str, arm: str) -> Row:
-    """What makes a line of the table; of an arm without pruned weights, nothing, whatever the runs prune beside it."""
-    return {"pattern": None, "method": None} if arm in (DENSE, INT8) else {"pattern": pattern, "method": method}
-
-
 def _require_alike(runs: Sequence[SavedRun]) -> None:
     seen: dict[tuple[str, str, str], SavedRun] = {}
     for run in runs:
@@ -188,6 +188,20 @@ def _require_alike(runs: Sequence[SavedRun]) -> None:
         seen[key] = run
 
 
+def _one_a_seed(groups: Iterable[Sequence[_Draw]]) -> list[_Draw]:
+    """Draws for the arms without pruned weights, which are the same whatever the runs prune beside them."""
+    found: dict[int, _Draw] = {}
+    for draws in groups:
+        for draw in draws:
+            found.setdefault(draw.seed, draw)
+    return list(found.values())
+
+
+def _those_of(pattern: str | None, keys: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Of (prefill, arm) pairs those of arms with pruned weights, or without where there is no pattern; each once."""
+    return [key for key in dict.fromkeys(keys) if (key[1] not in UNPRUNED) == bool(pattern)]
+
+
 def _draw(run: SavedRun) -> _Draw:
     rows: dict[tuple[str, str], dict[str, Row]] = {}
     for row in run.latest("fidelity", "arm", "prefill", "example"):
@@ -201,7 +215,7 @@ def _draw(run: SavedRun) -> _Draw:
     return _Draw(int(run.record.arguments["seed"]), rows, arms)
 
 
-def _pooled(draws: Sequence[_Draw], prefill: str, arm: str) -> Row:
+def _pooled(draws: Sequence[_Draw], prefill: str, arm: str, compared: bool) -> Row:
     having = [draw for draw in draws if (prefill, arm) in draw.rows]
     each = [list(draw.rows[prefill, arm].values()) for draw in having]
     every = [row for rows in each for row in rows]
@@ -214,7 +228,7 @@ def _pooled(draws: Sequence[_Draw], prefill: str, arm: str) -> Row:
         "kl": mean_over_positions(every, "kl"),
         "kl_of_draws": [mean_over_positions(rows, "kl") for rows in each],
         "agreement": mean_over_positions(every, "agreement"),
-        "control_ratio": None if arm == CONTROL else _ratio(having, prefill, arm),
+        "control_ratio": _ratio(having, prefill, arm) if compared else None,
     }
 
 
@@ -232,7 +246,7 @@ def _ratio(draws: Sequence[_Draw], prefill: str, arm: str) -> dict[str, float] |
     return found.as_dict() if found else None
 
 
-def _answers(draws: Sequence[_Draw], arm: str) -> Row:
+def _answers(draws: Sequence[_Draw], arm: str, compared: bool) -> Row:
     having = [draw for draw in draws if arm in draw.arms]
     each = [draw.arms[arm] for draw in having]
     return {
@@ -244,7 +258,7 @@ def _answers(draws: Sequence[_Draw], arm: str) -> Row:
         "right_of_draws": [row["answer_match"] or 0 for row in each],
         "eos": sum(row["eos"] for row in each),
         "truncated": sum(row["truncated"] for row in each),
-        "over_control": None if arm in (CONTROL, DENSE) else _over_control(having, arm),
+        "over_control": _over_control(having, arm) if compared else None,
     }
 
 

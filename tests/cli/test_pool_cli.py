@@ -51,9 +51,14 @@ def test_two_draws_by_hand(draws, sdbench):
 
 def test_int8_has_no_pattern(saved_run, sdbench):
     saved_run("a", "e2e", ARGUMENTS | {"seed": 0}, [*FIRST, fidelity("int8", "q1", 0.5, 10), fidelity("int8", "q2", 0.25, 30)])
-    *_, int8 = json.loads(sdbench("pool", "a", "--json").out)["rows"]
+    int8, *_ = json.loads(sdbench("pool", "a", "--json").out)["rows"]
     assert (int8["arm"], int8["pattern"], int8["method"]) == ("int8", None, None)
     assert int8["control_ratio"]["estimate"] == pytest.approx(4.0)
+    # Beside another pattern it is the same draw, told once, and there is no one control for it.
+    saved_run("b", "e2e", ARGUMENTS | {"seed": 0, "pattern": "16:32"}, [*FIRST, fidelity("int8", "q1", 0.5, 10)])
+    int8, *others = json.loads(sdbench("pool", "a", "b", "--json").out)["rows"]
+    assert (int8["arm"], int8["seeds"], int8["positions"], int8["control_ratio"]) == ("int8", [0], 40, None)
+    assert [row["arm"] for row in others] == ["teacher-forced", "decode"] * 2
 
 
 def test_draws_of_one_question_are_resampled_together(saved_run, sdbench):
