@@ -103,9 +103,14 @@ class PackedWeight:
         return self.values.device
 
     @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """What the weight is made of."""
+        return self.mask_words, self.values
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the mask and the values: what one product reads of the weight."""
-        return self.mask_words.nbytes + self.values.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def to(self, device: torch.device | str) -> "PackedWeight":
         """The same weight on another device."""
@@ -113,7 +118,7 @@ class PackedWeight:
 
     def clone(self) -> "PackedWeight":
         """A copy in memory of its own (cold-cache timing rotates over copies)."""
-        copies = (tensor.clone(memory_format=torch.contiguous_format) for tensor in (self.mask_words, self.values))
+        copies = (tensor.clone(memory_format=torch.contiguous_format) for tensor in self.tensors)
         return PackedWeight(self.pattern, *self.shape, *copies)
 
     def keep(self) -> Tensor:

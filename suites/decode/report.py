@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from sdbench.suites.memory import memory_table
 from sdbench.suites.runs import Report, SavedRun, Table, measured
 from sdbench.tables import Column
 
@@ -63,7 +64,7 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
         lines,
         document,
         rows,
-        more=[_memory(rows), *profiles],
+        more=[_memory(rows), *filter(None, [memory_table(COLUMNS[:3], [(_names(row), row["memory"]) for row in rows])]), *profiles],
     )
 
 
@@ -81,12 +82,19 @@ def _memory(rows: Sequence[Row]) -> Table:
     cells = []
     for row in rows:
         figures = [(row["memory"] or {}).get(name) for name in held]
-        cells.append([row["arm"], row["path"], str(row["context"]), *("-" if one is None else f"{one / 1e9:.2f}" for one in figures)])
-    note = (
-        "parameters: the model's own, with the dense matrices of pruned linears, which the prompt runs on; packed: pruned or 8-bit rows "
-        "that steps read, and the modules' own; cache: keys and values of the fused step; workspace: what else the decoder needs"
-    )
+        cells.append([*_names(row), *("-" if one is None else f"{one / 1e9:.2f}" for one in figures)])
+    own = "the model's own"
+    steps_read = "pruned or 8-bit rows that steps read"
+    if not any("weights" in (row["memory"] or {}) for row in rows):
+        # Earlier runs had the prompt on dense matrices, and packed rows of one input a second time, in one stack.
+        own += ", with the dense matrices of pruned linears, which the prompt runs on"
+        steps_read += ", and the modules' own"
+    note = f"parameters: {own}; packed: {steps_read}; cache: keys and values of the fused step; workspace: what else the decoder needs"
     return Table("memory", columns, cells, [note])
+
+
+def _names(row: Row) -> list[str]:
+    return [row["arm"], row["path"], str(row["context"])]
 
 
 def _profile(row: Row) -> Table:
@@ -102,9 +110,7 @@ def _cells(row: Row) -> list[str]:
         return "-" if value is None else f"{value * factor:.{digits}f}"
 
     return [
-        row["arm"],
-        row["path"],
-        str(row["context"]),
+        *_names(row),
         figure(rate and rate["p50"], 1),
         f"{rate['p20']:.1f}-{rate['p80']:.1f}" if rate else "-",
         figure(row["speedup"], 2),

@@ -1,4 +1,4 @@
-"""Rows of a stack as weights of their own: every variant that reads a packed weight gives the same bits as on a copy, and nothing is kept twice."""
+"""Rows of a stack as weights of their own: every variant gives the same bits as on a copy of them, and nothing is kept twice."""
 
 import math
 
