@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import torch
 
-from sdbench import __version__
+from sdbench import __version__, nvml
 from sdbench.versions import NO_COMMIT, git_state, package_version
 
 
@@ -54,24 +54,18 @@ def _gpu(device: torch.device | None) -> dict[str, Any]:
 
 
 def _driver(uuid: str) -> dict[str, Any]:
-    """Driver version and limits from NVML; torch and NVML number GPUs differently, so the UUID joins them."""
+    """Driver version and limits."""
     names = ("driver", "max_sm_mhz", "max_memory_mhz", "power_limit_watts")
-    try:
-        import pynvml
-    except ImportError:
-        return dict.fromkeys(names) | {"driver_reason": "nvidia-ml-py is not installed (extra: gpu)"}
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        values = (
-            pynvml.nvmlSystemGetDriverVersion(),
-            pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
-            pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM),
-            pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
-        )
-    except pynvml.NVMLError as error:
-        return dict.fromkeys(names) | {"driver_reason": f"NVML: {error}"}
-    return dict(zip(names, values, strict=True))
+    values, reason = nvml.ask(
+        uuid,
+        lambda library, gpu: (
+            library.nvmlSystemGetDriverVersion(),
+            library.nvmlDeviceGetMaxClockInfo(gpu, library.NVML_CLOCK_SM),
+            library.nvmlDeviceGetMaxClockInfo(gpu, library.NVML_CLOCK_MEM),
+            library.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+        ),
+    )
+    return dict(zip(names, values, strict=True)) if values else dict.fromkeys(names) | {"driver_reason": reason}
 
 
 def _cpu_model() -> str | None:

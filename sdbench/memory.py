@@ -1,13 +1,21 @@
-"""Memory that a region of the program needed: GPU memory from torch's allocator, main memory from the kernel's accounts."""
+"""Memory that a region of the program needed, or that is in use: of a GPU from torch's allocator and the driver, else from the kernel."""
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
+
+from sdbench import nvml
+
+NO_GPU = "no GPU: main memory holds the program and the original weights too"
+"""Why there is no account of the weights' memory on a CPU."""
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
@@ -52,6 +60,51 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
 def resident_bytes(device: torch.device) -> int:
     """Bytes in use now: allocated by torch on a CUDA ``device``, or the resident set of the process for the CPU."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
+
+
+@dataclass(frozen=True)
+class InUse:
+    """GPU memory in use at one moment, by three accounts; None where one cannot be had.
+
+    Attributes:
+        allocated: Bytes by torch's allocator.
+        process: Bytes by the driver's account of this process: what the allocator took, and what CUDA and its kernels did.
+        process_reason: Why there is no such account.
+        gpu: Bytes in use on the whole GPU, by whatever process.
+    """
+
+    allocated: int | None = None
+    process: int | None = None
+    process_reason: str | None = NO_GPU
+    gpu: int | None = None
+
+
+def in_use(device: torch.device) -> InUse:
+    """GPU memory that this process needs now: what the allocator merely keeps for later is given back first."""
+    if device.type != "cuda":
+        return InUse()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    process, reason = nvml.ask(uuid, lambda library, gpu: _of_this_process(library.nvmlDeviceGetComputeRunningProcesses(gpu)))
+    if process is None and reason is None:
+        reason = "NVML gives no memory of this process (in a container it may not see it)"
+    return InUse(torch.cuda.memory_allocated(device), process, reason, total - free)
+
+
+def _of_this_process(running: list[Any]) -> int | None:
+    """Bytes of this process among those that NVML sees.
+
+    A container numbers its processes anew; but one that is alone on the GPU is this one, which has a context there.
+    """
+    ours = [one for one in running if one.pid == os.getpid()] or (running if len(running) == 1 else [])
+    return ours[0].usedGpuMemory if ours else None
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of memory that tensors hold, views of one memory once."""
+    return sum({storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}.values())
 
 
 def _reset_peak_resident() -> str | None:

@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from sdbench.architectures import find_architecture
 from sdbench.engine.greedy import greedy_eos_ids
 from sdbench.errors import SdbenchError, UsageError
+from sdbench.memory import InUse, in_use
 
 DEFAULT_HUB_ID = "Qwen/Qwen3-4B-Instruct-2507"
 DEFAULT_REVISION = "cdbee75f17c01a7cc42f958dc650907174af0554"
@@ -65,6 +66,7 @@ class LoadedModel:
         spec: Where it came from, with the revision's commit.
         eos_ids: Every id that ends a reply.
         name: What results call it; holds no path.
+        before: GPU memory in use before it was loaded.
     """
 
     model: Any
@@ -72,6 +74,7 @@ class LoadedModel:
     spec: ModelSpec
     eos_ids: frozenset[int]
     name: str
+    before: InUse
 
 
 def resolve_model(text: str | None, revision: str | None, device: torch.device) -> ModelSpec:
@@ -135,6 +138,7 @@ def load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progre
     _silence()
     tell = progress or (lambda line: None)
     folder, spec = locate_model(spec, tell)
+    before = in_use(device)
     with _one_line(spec):
         if spec.kind == "random":
             tell(f"making random weights for {spec.source}")
@@ -145,7 +149,7 @@ def load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progre
         else:
             tell(f"loading {spec.source}")
             model, tokenizer = _read_folder(spec.source, folder, device, dtype)
-    return LoadedModel(model, tokenizer, spec, greedy_eos_ids(model, tokenizer), spec.name)
+    return LoadedModel(model, tokenizer, spec, greedy_eos_ids(model, tokenizer), spec.name, before)
 
 
 def encode_question(tokenizer: Any, question: str) -> list[int]:

@@ -5,6 +5,9 @@ Kernel form (built at load, on the device). One 32-bit mask word stands for 32 c
 * ``mask_words`` int32 ``[in/32, out]``: bit b of word w set where column 32*w + b is kept;
 * ``values`` ``[in/32, S/C, out, C]``: the kept values of one word in *descending* column order, C of them (at most 16 bytes) side by side.
 
+Both may be slices along ``out`` of larger tensors, which hold the rows of several weights (:func:`stack_rows`); kernels step from a word to
+the next by ``pitch``.
+
 Storage form (safetensors), the bitmask layout of the old 2:4 checkpoints generalised to N:M: see :class:`StoredWeight`.
 
 A width that is a multiple of M but not of 32 is padded with whole groups: their first N columns count as kept and hold 0, so that every
@@ -14,6 +17,7 @@ word has S values; kernels never read x there.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -84,6 +88,11 @@ class PackedWeight:
         return self.mask_words.shape[0]
 
     @property
+    def pitch(self) -> int:
+        """Rows that lie in memory between a word and the next one: ``out``, or more for some of a stack's rows."""
+        return self.mask_words.stride(0)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype of the values."""
         return self.values.dtype
@@ -94,9 +103,14 @@ class PackedWeight:
         return self.values.device
 
     @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """What the weight is made of."""
+        return self.mask_words, self.values
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the mask and the values: what one product reads of the weight."""
-        return self.mask_words.nbytes + self.values.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def to(self, device: torch.device | str) -> "PackedWeight":
         """The same weight on another device."""
@@ -104,7 +118,8 @@ class PackedWeight:
 
     def clone(self) -> "PackedWeight":
         """A copy in memory of its own (cold-cache timing rotates over copies)."""
-        return PackedWeight(self.pattern, *self.shape, self.mask_words.clone(), self.values.clone())
+        copies = (tensor.clone(memory_format=torch.contiguous_format) for tensor in self.tensors)
+        return PackedWeight(self.pattern, *self.shape, *copies)
 
     def keep(self) -> Tensor:
         """The stored keep mask: bool ``[out, in]``."""
@@ -179,17 +194,37 @@ class PackedWeight:
 
 
 def stack_rows(weights: Sequence[PackedWeight]) -> PackedWeight:
-    """One packed weight with the rows of several, in their order.
+    """One packed weight with the rows of several, in their order, whose tensors become views of its own: nothing is kept twice.
+
+    What neighbours in one stack already stays where it is. A CUDA graph that was captured on the weights before must not be replayed after.
 
     Args:
         weights: Of one pattern, dtype, device and number of columns.
     """
     first = weights[0]
+    if len(weights) == 1:
+        return first
     if any((w.pattern, w.in_features, w.dtype) != (first.pattern, first.in_features, first.dtype) for w in weights):
         raise SdbenchError("packed weights of different patterns, widths or dtypes cannot be stacked")
-    rows = sum(w.out_features for w in weights)
-    mask_words, values = torch.cat([w.mask_words for w in weights], 1), torch.cat([w.values for w in weights], 2)
-    return PackedWeight(first.pattern, rows, first.in_features, mask_words, values)
+    mask_words, values = _joined([w.mask_words for w in weights], 1), _joined([w.values for w in weights], 2)
+    return PackedWeight(first.pattern, mask_words.shape[1], first.in_features, mask_words, values)
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """One tensor of which the parts are consecutive slices along ``dim``: the one of which they are already, else a new one."""
+    first, sizes = parts[0], [part.shape[dim] for part in parts]
+    shape = [*first.shape[:dim], sum(sizes), *first.shape[dim + 1 :]]
+    strides = torch.empty(shape, device="meta").stride()
+    starts = [first.data_ptr() + place * strides[dim] * first.itemsize for place in accumulate(sizes, initial=0)]
+    storages = {part.untyped_storage().data_ptr() for part in parts}
+    if len(storages) == 1 and all(
+        part.stride() == strides and part.data_ptr() == start for part, start in zip(parts, starts[:-1], strict=True)
+    ):
+        return first.as_strided(shape, strides)
+    whole = torch.cat(list(parts), dim)
+    for part, rows in zip(parts, whole.split(sizes, dim), strict=True):
+        part.data = rows
+    return whole
 
 
 def pack(weight: Tensor, keep: Tensor, pattern: Pattern, layer: str = "weight") -> PackedWeight:

@@ -114,6 +114,7 @@ class Arm(_Line):
     peak_bytes_reason: str | None
     path: str | None
     path_reason: str | None
+    memory: dict[str, Number | str | None] | None = None
 
 
 class Fidelity(_Line):
@@ -170,7 +171,7 @@ class Decode(_Line):
     kernels: int | None
     ttft_ms: Number | None
     capture: dict[str, Number] | None
-    memory: dict[str, Number | None] | None
+    memory: dict[str, Number | str | None] | None
     profile: dict[str, dict[str, Number]] | None
 
 

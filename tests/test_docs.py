@@ -113,7 +113,7 @@ def of_committed_runs() -> list[tuple[str, list[str], list[str]]]:
     for path in documents():
         for line, printed in shown(path.read_text(encoding="utf-8")):
             for arguments in called(line):
-                if printed and any(word.startswith("results/") for word in arguments) and arguments[0] in ("report", "compare"):
+                if printed and any(word.startswith("results/") for word in arguments) and arguments[0] in ("report", "compare", "pool"):
                     found.append((name(path), arguments, printed))
     return found
 
@@ -124,7 +124,8 @@ def test_what_committed_runs_show_is_quoted_as_it_is(
 ) -> None:
     """In the order of the output, which is cut at ``...`` and whose lines may have lost blanks at their end."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["sdbench", *arguments])
+    expanded = [path for word in arguments for path in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
+    monkeypatch.setattr(sys, "argv", ["sdbench", *expanded])
     with pytest.raises(SystemExit):
         main()
     out, err = capsys.readouterr()

@@ -51,9 +51,14 @@ class QuantizedWeight:
         return self.values.shape[1]
 
     @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """What the weight is made of."""
+        return self.values, self.scale
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the codes and the scales: what one product reads of the weight."""
-        return self.values.nbytes + self.scale.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def clone(self) -> "QuantizedWeight":
         """A copy in memory of its own (cold-cache timing rotates over copies)."""

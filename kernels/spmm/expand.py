@@ -68,7 +68,8 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
         config: ``block_out`` rows and ``block_in`` columns a program, powers of two.
     """
     count = rows.stop - rows.start
-    problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1)
+    # The kernel asks for OUT only to step from a word to the next.
+    problem = Problem(packed.pitch, packed.in_features, packed.dtype, packed.pattern, 1)
     expand_kernel[triton.cdiv(count, config["block_out"]), triton.cdiv(packed.in_features, config["block_in"])](
         packed.mask_words, packed.values, dense, rows.start, count, **_constexprs(problem, config), num_warps=config["num_warps"],
     )  # fmt: skip

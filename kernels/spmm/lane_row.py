@@ -69,20 +69,20 @@ def _add_word(
 @triton.jit
 def lane_row_kernel(
     mask_ptr, values_ptr, x_ptr, sums_ptr,
-    OUT: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr,
+    OUT: tl.constexpr, PITCH: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr,
     GUARD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """sums[split, t, r] = the split's share of (W x_t)[r]; x is ``[IN, TOKENS]``; grid (row blocks, splits)."""
     PER_SPLIT: tl.constexpr = (WORDS + SPLITS - 1) // SPLITS
-    STRIDE: tl.constexpr = OUT * 2
+    STRIDE: tl.constexpr = PITCH * 2
     lane = tl.arange(0, BLOCK_OUT * BLOCK_WORDS)
     row = tl.program_id(0) * BLOCK_OUT + lane % BLOCK_OUT
     word = tl.program_id(1) * PER_SPLIT + lane // BLOCK_OUT
     end = tl.minimum((tl.program_id(1) + 1) * PER_SPLIT, WORDS)
     at = word.to(tl.int64)
-    mask_ptr += at * OUT + row
-    value_ptr = (values_ptr + (at * CHUNKS * OUT + row) * 2)[:, None] + tl.arange(0, 2)[None, :]
+    mask_ptr += at * PITCH + row
+    value_ptr = (values_ptr + (at * CHUNKS * PITCH + row) * 2)[:, None] + tl.arange(0, 2)[None, :]
     x_start = x_ptr
     total = tl.zeros([BLOCK_OUT * BLOCK_WORDS, TOKENS], tl.float32)
     if PDL:
@@ -92,7 +92,7 @@ def lane_row_kernel(
     if PDL:
         gdc_wait()
     for _ in range(0, (PER_SPLIT + BLOCK_WORDS - 1) // BLOCK_WORDS - 1):
-        mask_ptr += BLOCK_WORDS * OUT
+        mask_ptr += BLOCK_WORDS * PITCH
         value_ptr += BLOCK_WORDS * CHUNKS * STRIDE
         later = (word + BLOCK_WORDS < end) & (row < OUT)
         next_mask, next_a, next_b, next_c = load_word(mask_ptr, value_ptr, later, STRIDE, CHUNKS, True)
@@ -111,10 +111,11 @@ def lane_row_kernel(
     tl.store(sums_ptr + place, summed, mask=(rows < OUT)[:, None])
 
 
-def _constexprs(problem: Problem, tokens: int, config: Config, nvidia: bool) -> dict[str, int | bool]:
+def _constexprs(problem: Problem, pitch: int, tokens: int, config: Config, nvidia: bool) -> dict[str, int | bool]:
     assert problem.pattern is not None
     return {
         "OUT": problem.out_features,
+        "PITCH": pitch,
         "IN": problem.in_features,
         "WORDS": problem.words,
         "SPLITS": config["splits"],
@@ -148,7 +149,7 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
     sums = workspace(y[0], splits * width).view(splits, width, packed.out_features)
     lane_row_kernel[triton.cdiv(packed.out_features, config["block_out"]), splits](
         packed.mask_words, packed.values.view(torch.int64), beside, sums,
-        **_constexprs(problem, width, config, on_nvidia()), num_warps=pair_warps(config), launch_pdl=bool(config["pdl"]),
+        **_constexprs(problem, packed.pitch, width, config, on_nvidia()), num_warps=pair_warps(config), launch_pdl=bool(config["pdl"]),
     )  # fmt: skip
     if tokens < width:
         y.copy_(sums[:, :tokens].sum(0))
@@ -186,7 +187,8 @@ def compile_source(problem: Problem, config: Config) -> CompileSource:
     """For a compile-only check with bf16 x."""
     pointers = {"mask_ptr": "*i32", "values_ptr": "*i64", "x_ptr": pointer_type(torch.bfloat16), "sums_ptr": "*fp32"}
     width = triton.next_power_of_2(problem.tokens)
-    return CompileSource(lane_row_kernel, pointers, _constexprs(problem, width, config, True), pair_warps(config))
+    constexprs = _constexprs(problem, problem.out_features, width, config, True)
+    return CompileSource(lane_row_kernel, pointers, constexprs, pair_warps(config))
 
 
 register(

@@ -57,18 +57,19 @@ def load_word(mask_ptr, value_ptr, live, STRIDE: tl.constexpr, CHUNKS: tl.conste
 @triton.jit
 def lane_row_kernel(
     mask_ptr, values_ptr, x_ptr, sums_ptr,
-    OUT: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, SPLITS: tl.constexpr,
+    OUT: tl.constexpr, PITCH: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, SPLITS: tl.constexpr,
     CHUNKS: tl.constexpr, NIBBLE: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, DEPTH: tl.constexpr,
     BF16: tl.constexpr, NVIDIA: tl.constexpr, GUARD: tl.constexpr, ALIGNED: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """sums[split, r] = the split's share of (W x)[r]; grid (row blocks, splits), BLOCK_WORDS words at a time.
 
+    PITCH is how many rows of weights lie between a word and the next one: OUT, or more where these are some of a stack's rows.
     GUARD is for ragged shapes: any load may be out of bounds. Without it, only a last step may be too long for its split.
     """
     PER_SPLIT: tl.constexpr = (WORDS + SPLITS - 1) // SPLITS
     STEPS: tl.constexpr = (PER_SPLIT + BLOCK_WORDS - 1) // BLOCK_WORDS
     TAIL: tl.constexpr = PER_SPLIT % BLOCK_WORDS != 0
-    STRIDE: tl.constexpr = OUT * 2
+    STRIDE: tl.constexpr = PITCH * 2
     lane = tl.arange(0, BLOCK_OUT * BLOCK_WORDS)
     row = tl.program_id(0) * BLOCK_OUT + lane % BLOCK_OUT
     word = tl.program_id(1) * PER_SPLIT + lane // BLOCK_OUT
@@ -76,8 +77,8 @@ def lane_row_kernel(
     at = word
     if WIDE:
         at = word.to(tl.int64)
-    mask_ptr += at * OUT + row
-    value_ptr = (values_ptr + (at * CHUNKS * OUT + row) * 2)[:, None] + tl.arange(0, 2)[None, :]
+    mask_ptr += at * PITCH + row
+    value_ptr = (values_ptr + (at * CHUNKS * PITCH + row) * 2)[:, None] + tl.arange(0, 2)[None, :]
     x_start = x_ptr
     x_ptr += at * 32
     even = tl.zeros([BLOCK_OUT * BLOCK_WORDS], tl.float32)
@@ -87,7 +88,7 @@ def lane_row_kernel(
     live = (word < end) & (row < OUT)
     mask, a, b, c = load_word(mask_ptr, value_ptr, live, STRIDE, CHUNKS, GUARD or (TAIL and STEPS == 1))
     if DEPTH == 2:
-        mask_ptr += BLOCK_WORDS * OUT
+        mask_ptr += BLOCK_WORDS * PITCH
         value_ptr += BLOCK_WORDS * CHUNKS * STRIDE
         soon = (word + BLOCK_WORDS < end) & (row < OUT)
         mask1, a1, b1, c1 = load_word(mask_ptr, value_ptr, soon, STRIDE, CHUNKS, GUARD or (TAIL and STEPS == 2))
@@ -96,7 +97,7 @@ def lane_row_kernel(
         gdc_wait()
     for _ in range(0, STEPS - DEPTH):
         # Words to come are on their way while the current one is decoded: the largest single gain of this kernel.
-        mask_ptr += BLOCK_WORDS * OUT
+        mask_ptr += BLOCK_WORDS * PITCH
         value_ptr += BLOCK_WORDS * CHUNKS * STRIDE
         later = (word + DEPTH * BLOCK_WORDS < end) & (row < OUT)
         next_mask, next_a, next_b, next_c = load_word(mask_ptr, value_ptr, later, STRIDE, CHUNKS, GUARD or TAIL)
@@ -132,13 +133,14 @@ def lane_row_kernel(
     tl.store(sums_ptr + tl.program_id(1) * OUT + rows, total.to(sums_ptr.dtype.element_ty), mask=rows < OUT)
 
 
-def _constexprs(problem: Problem, config: Config, nvidia: bool, nibble: bool, aligned: bool) -> dict[str, int | bool]:
+def _constexprs(problem: Problem, pitch: int, config: Config, nvidia: bool, nibble: bool, aligned: bool) -> dict[str, int | bool]:
     assert problem.pattern is not None
     chunks = problem.pattern.kept_per_word // _CHUNK
     steps = triton.cdiv(triton.cdiv(problem.words, config["splits"]), config["block_words"])
     even = problem.in_features % WORD == 0 and problem.out_features % config["block_out"] == 0
     return {
         "OUT": problem.out_features,
+        "PITCH": pitch,
         "IN": problem.in_features,
         "WORDS": problem.words,
         "SPLITS": config["splits"],
@@ -151,7 +153,7 @@ def _constexprs(problem: Problem, config: Config, nvidia: bool, nibble: bool, al
         "NVIDIA": nvidia,
         "GUARD": not (even and problem.words % config["splits"] == 0),
         "ALIGNED": nvidia and aligned,
-        "WIDE": 2 * chunks * (problem.words + config["block_words"]) * problem.out_features >= 2**31,
+        "WIDE": 2 * chunks * (problem.words + config["block_words"]) * pitch >= 2**31,
         "PDL": config["pdl"],
     }
 
@@ -160,7 +162,7 @@ def _launch_sums(packed: PackedWeight, x: Tensor, sums: Tensor, config: Config, 
     problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1)
     lane_row_kernel[triton.cdiv(packed.out_features, config["block_out"]), config["splits"]](
         packed.mask_words, packed.values.view(torch.int64), x, sums,
-        **_constexprs(problem, config, on_nvidia(), nibble, x.data_ptr() % ALIGNMENT == 0),
+        **_constexprs(problem, packed.pitch, config, on_nvidia(), nibble, x.data_ptr() % ALIGNMENT == 0),
         num_warps=pair_warps(config), launch_pdl=bool(config["pdl"]),
     )  # fmt: skip
 
@@ -257,7 +259,8 @@ def partial_default(problem: Problem) -> Config:
 def compile_source(problem: Problem, config: Config, nibble: bool = False) -> CompileSource:
     """For a compile-only check with bf16 x and float32 sums."""
     pointers = {"mask_ptr": "*i32", "values_ptr": "*i64", "x_ptr": pointer_type(torch.bfloat16), "sums_ptr": "*fp32"}
-    return CompileSource(lane_row_kernel, pointers, _constexprs(problem, config, True, nibble, True), pair_warps(config))
+    constexprs = _constexprs(problem, problem.out_features, config, True, nibble, True)
+    return CompileSource(lane_row_kernel, pointers, constexprs, pair_warps(config))
 
 
 def register_both(name: str, summary: str, constraint: Callable[[Problem], str | None], nibble: bool) -> None:

@@ -50,7 +50,7 @@ def _value(quad, INDEX: tl.constexpr, BF16: tl.constexpr):
 
 @triton.jit
 def lsb_scan_kernel(
-    mask_ptr, values_ptr, x_ptr, y_ptr, OUT, in_features, words,
+    mask_ptr, values_ptr, x_ptr, y_ptr, OUT, pitch, in_features, words,
     CHUNKS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr,
 ):  # fmt: skip
     """y = W x, one program for BLOCK_OUT rows, which walks their words BLOCK_WORDS at a time."""
@@ -60,12 +60,12 @@ def lsb_scan_kernel(
     for start in range(0, words, BLOCK_WORDS):
         word = start + lane // BLOCK_OUT
         live = (word < words) & (row < OUT)
-        # 64-bit: words * OUT * 16 passes 2**31 on large matrices.
+        # 64-bit: words * pitch * 16 passes 2**31 on large matrices.
         wide = word.to(tl.int64)
-        mask = tl.load(mask_ptr + wide * OUT + row, mask=live, other=0, eviction_policy="evict_first").to(tl.uint32, bitcast=True)
+        mask = tl.load(mask_ptr + wide * pitch + row, mask=live, other=0, eviction_policy="evict_first").to(tl.uint32, bitcast=True)
         limit = tl.where(live, in_features - word * 32, 0).to(tl.uint32)
         for step in tl.static_range(CHUNKS):
-            pointer = values_ptr + ((wide * CHUNKS + (CHUNKS - 1 - step)) * OUT + row)[:, None] * 2 + tl.arange(0, 2)[None, :]
+            pointer = values_ptr + ((wide * CHUNKS + (CHUNKS - 1 - step)) * pitch + row)[:, None] * 2 + tl.arange(0, 2)[None, :]
             chunk = tl.load(pointer, mask=live[:, None], other=0, eviction_policy="evict_first")
             first, second = tl.split(chunk)
             for k in tl.static_range(8):
@@ -102,7 +102,8 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
     """
     problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1)
     lsb_scan_kernel[(triton.cdiv(packed.out_features, config["block_out"]),)](
-        packed.mask_words, packed.values.view(torch.int64), x, y, packed.out_features, packed.in_features, packed.words,
+        packed.mask_words, packed.values.view(torch.int64), x, y,
+        packed.out_features, packed.pitch, packed.in_features, packed.words,
         **_constexprs(problem, config, on_nvidia()), num_warps=pair_warps(config),
     )  # fmt: skip
     return y
@@ -128,7 +129,7 @@ def default(problem: Problem) -> Config:
 def compile_source(problem: Problem, config: Config) -> CompileSource:
     """For a compile-only check with bf16 x and float32 y."""
     pointers = {"mask_ptr": "*i32", "values_ptr": "*i64", "x_ptr": pointer_type(torch.bfloat16), "y_ptr": "*fp32"}
-    integers = dict.fromkeys(("OUT", "in_features", "words"), "i32")
+    integers = dict.fromkeys(("OUT", "pitch", "in_features", "words"), "i32")
     return CompileSource(lsb_scan_kernel, pointers | integers, _constexprs(problem, config, True), pair_warps(config))
 
 

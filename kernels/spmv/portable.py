@@ -14,7 +14,7 @@ from sdbench.packing import PackedWeight, chunk_length
 
 @triton.jit
 def portable_kernel(
-    mask_ptr, values_ptr, x_ptr, sums_ptr, OUT, in_features, words, words_per_split,
+    mask_ptr, values_ptr, x_ptr, sums_ptr, OUT, pitch, in_features, words, words_per_split,
     KEPT: tl.constexpr, CHUNK: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr,
 ):  # fmt: skip
     """sums[split] = the split's share of W x; grid (row blocks, splits), a program walks its words BLOCK_WORDS at a time."""
@@ -26,13 +26,13 @@ def portable_kernel(
     for start in range(0, words_per_split, BLOCK_WORDS):
         word = first + start + lane // BLOCK_OUT
         live = (word < end) & (row < OUT)
-        # 64-bit: words * OUT * KEPT passes 2**31 on large matrices.
+        # 64-bit: words * pitch * KEPT passes 2**31 on large matrices.
         wide = word.to(tl.int64)
-        mask = tl.load(mask_ptr + wide * OUT + row, mask=live, other=0, eviction_policy="evict_first").to(tl.uint32, bitcast=True)
+        mask = tl.load(mask_ptr + wide * pitch + row, mask=live, other=0, eviction_policy="evict_first").to(tl.uint32, bitcast=True)
         limit = tl.where(live, in_features - word * 32, 0).to(tl.uint32)
-        value_ptr = values_ptr + (wide * (KEPT // CHUNK) * OUT + row) * CHUNK
+        value_ptr = values_ptr + (wide * (KEPT // CHUNK) * pitch + row) * CHUNK
         for k in tl.static_range(KEPT):
-            value = tl.load(value_ptr + (k // CHUNK) * tl.cast(OUT, tl.int64) * CHUNK + k % CHUNK, mask=live, other=0.0)
+            value = tl.load(value_ptr + (k // CHUNK) * tl.cast(pitch, tl.int64) * CHUNK + k % CHUNK, mask=live, other=0.0)
             position, mask = take_highest(mask, False)
             total += value.to(tl.float32) * gather(x_ptr + wide * 32, position, limit, True, False)
     total = tl.sum(tl.reshape(total, [BLOCK_WORDS, BLOCK_OUT]), 0)
@@ -64,7 +64,7 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
     sums = workspace(y, splits) if splits > 1 else y
     portable_kernel[triton.cdiv(packed.out_features, config["block_out"]), splits](
         packed.mask_words, packed.values, x, sums,
-        packed.out_features, packed.in_features, packed.words, triton.cdiv(packed.words, splits),
+        packed.out_features, packed.pitch, packed.in_features, packed.words, triton.cdiv(packed.words, splits),
         **_constexprs(problem, config), num_warps=pair_warps(config),
     )  # fmt: skip
     return finish(sums, y) if splits > 1 else y
@@ -83,7 +83,7 @@ def default(problem: Problem) -> Config:
 
 def compile_source(problem: Problem, config: Config) -> CompileSource:
     """For a compile-only check with bf16 x and float32 y."""
-    integers = dict.fromkeys(("OUT", "in_features", "words", "words_per_split"), "i32")
+    integers = dict.fromkeys(("OUT", "pitch", "in_features", "words", "words_per_split"), "i32")
     pointers = {
         "mask_ptr": "*i32",
         "values_ptr": pointer_type(problem.dtype),

@@ -1,7 +1,7 @@
 """A linear whose decode steps run through the packed SpMV, and the swap of a live model's linears for such modules."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -77,6 +77,8 @@ def packed_linears(
 ) -> Iterator[dict[str, PackedLinear]]:
     """Replaces linears of a live model by packed ones inside the ``with`` block; afterwards the model is what it was.
 
+    Dense weights that nothing reads then lie in main memory: a GPU holds what the pruned model needs, and no more.
+
     Args:
         model: A transformers model.
         weights: Packed weight by the linear's dotted name.
@@ -101,10 +103,31 @@ def packed_linears(
     try:
         for name, module in modules.items():
             _replace(model, name, module)
-        yield modules
+        with _in_main_memory(model, originals.values()) if prefill == "pruned" else nullcontext():
+            yield modules
     finally:
         for name, module in originals.items():
             _replace(model, name, module)
+
+
+@contextmanager
+def _in_main_memory(model: nn.Module, linears: Iterable[nn.Linear]) -> Iterator[None]:
+    """Inside, weights of linears that a model no longer has lie in main memory; one that it has elsewhere too (a tied lm_head) stays."""
+    needed = list(model.parameters())
+    weights = {id(linear.weight): linear.weight for linear in linears}
+    for parameter in needed:
+        weights.pop(id(parameter), None)
+        # Rows of a matrix that a decoder made of several linears would keep all of it.
+        if parameter.untyped_storage().nbytes() > parameter.nbytes:
+            parameter.data = parameter.data.clone()
+    devices = {key: weight.device for key, weight in weights.items()}
+    try:
+        for weight in weights.values():
+            weight.data = weight.data.cpu()
+        yield
+    finally:
+        for key, weight in weights.items():
+            weight.data = weight.data.to(devices[key])
 
 
 def _check(module: PackedLinear, dtype: torch.dtype, name: str) -> None:

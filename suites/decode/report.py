@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from sdbench.suites.memory import memory_table
 from sdbench.suites.runs import Report, SavedRun, Table, measured
 from sdbench.tables import Column
 
@@ -79,7 +80,12 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
         lines,
         document,
         rows,
-        more=[_step(rows), _memory(rows), *profiles],
+        more=[
+            _step(rows),
+            _memory(rows),
+            *filter(None, [memory_table(KEYS, [(_keys(row), row["memory"]) for row in rows])]),
+            *profiles,
+        ],
     )
 
 
@@ -122,11 +128,17 @@ def _step(rows: Sequence[Row]) -> Table:
 def _memory(rows: Sequence[Row]) -> Table:
     columns = (*KEYS, *(Column(f"{heading} GB", figure=True) for heading in MEMORY.values()))
     cells = [[*_keys(row), *(_figure((row["memory"] or {}).get(name), 2, 1e-9) for name in MEMORY)] for row in rows]
-    note = (
-        "model: its own parameters, with the dense matrices of pruned linears, which the prompt runs on; packed: pruned or 8-bit rows "
-        "that steps read, and the modules' own; cache: keys and values of the fused step; other: what else the decoder needs"
-    )
+    own, steps_read = "its own parameters", "pruned or 8-bit rows that steps read"
+    if not any("weights" in (row["memory"] or {}) for row in rows):
+        # Earlier runs had the prompt on dense matrices, and packed rows of one input a second time, in one stack.
+        own += ", with the dense matrices of pruned linears, which the prompt runs on"
+        steps_read += ", and the modules' own"
+    note = f"model: {own}; packed: {steps_read}; cache: keys and values of the fused step; other: what else the decoder needs"
     return Table("memory", columns, cells, [note])
+
+
+def _names(row: Row) -> list[str]:
+    return [row["arm"], row["path"], str(row["context"])]
 
 
 def _profile(row: Row) -> Table:

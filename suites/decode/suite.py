@@ -17,9 +17,10 @@ from sdbench.engine.decoders import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_I
 from sdbench.engine.fused import FusedDecoder
 from sdbench.engine.greedy import clock, position_limit
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
+from sdbench.engine.resident import weights_memory
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels.read import read_bandwidth
-from sdbench.memory import peak_memory, resident_bytes
+from sdbench.memory import peak_memory, resident_bytes, storage_bytes
 from sdbench.models import LoadedModel, ModelSpec, load_model
 from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import Pattern
@@ -27,6 +28,7 @@ from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.decode.profile import profile
 from sdbench.suites.e2e.ceiling import step_bytes
+from sdbench.suites.memory import beside_dense
 from sdbench.suites.metrics import decode_rate
 from sdbench.timing import summarise
 
@@ -166,8 +168,11 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
 
 
 def judge(rows: list[Row]) -> list[Row]:
-    """Adds each row's speed-up over the fastest bf16 (or unrounded) dense way at its context; None without one."""
+    """Adds each row's speed-up over the fastest bf16 (or unrounded) dense way at its context, and its memory over the first dense way's."""
+    dense_memory = next((row["memory"] for row in rows if row["arm"] == DENSE and row.get("memory")), None)
     for row in rows:
+        if row.get("memory"):
+            row["memory"] = beside_dense(row["memory"], dense_memory)
         dense = [
             other["decode_rate"]["p50"]
             for other in rows
@@ -217,8 +222,7 @@ def _pruned(arm: str, loaded: LoadedModel, options: DecodeOptions) -> Iterator[M
     weights: dict[str, PackedWeight] = {}
     for name, linear in linears.items():
         weights[name] = pack(linear.weight.detach(), keep_mask(linear.weight, pattern, layer=name), pattern, name)
-    # The prompt takes the matrices that are there: what it computes plays no part, and a third copy would be in every figure of memory.
-    with packed_linears(loaded.model, weights, "dense") as modules:
+    with packed_linears(loaded.model, weights, "pruned") as modules:
         yield modules
 
 
@@ -271,28 +275,14 @@ def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear],
 
 
 def _memory(loaded: LoadedModel, packed: Mapping[str, PackedLinear], decoder: Decoder, grown: int) -> Row:
-    """Bytes by what they hold.
+    """Bytes by what they hold, as :func:`weights_memory` has them, and what the decoder needs besides.
 
-    ``parameters`` are the model's own, dense matrices of pruned linears included, which the prompt runs on; ``packed`` what decode steps
-    read of pruned or 8-bit products, and the modules' own packed rows; ``cache`` keys and values, where they are the fused step's;
-    ``workspace`` the rest of what the decoder needs, ``decoder``.
+    ``decoder`` is what was added by making it and running it; ``workspace`` what of that is neither weights nor ``cache``.
     """
-    prompts = (module.prefill_weight for module in packed.values())
-    parameters = {p.data_ptr(): p for p in (*loaded.model.parameters(), *prompts) if p is not None}
-    memory: Row = {
-        "parameters": sum(p.nbytes for p in parameters.values()),
-        "packed": sum(module.packed.nbytes for module in packed.values()),
-        "decoder": grown,
-        "cache": None,
-        "workspace": grown,
-        "resident": resident_bytes(loaded.model.device),
-    }
-    if isinstance(decoder, FusedDecoder):
-        copies = sum(product.nbytes for product in decoder.step.products() if not isinstance(product.weight, torch.Tensor))
-        memory["cache"] = decoder.step.keys.nbytes + decoder.step.values.nbytes
-        memory["packed"] += copies
-        memory["workspace"] = max(0, grown - copies - memory["cache"])
-    return memory
+    memory = weights_memory(loaded, packed, decoder)
+    added = memory["packed"] - storage_bytes(tensor for module in packed.values() for tensor in module.packed.tensors)
+    workspace = max(0, grown - added - (memory["cache"] or 0))
+    return memory | {"decoder": grown, "workspace": workspace, "resident": resident_bytes(loaded.model.device)}
 
 
 def _replies(decoder: Decoder, prompt: Sequence[int], way: _Way, options: DecodeOptions) -> list[tuple[float, float]]:

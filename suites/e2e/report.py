@@ -7,6 +7,7 @@ from typing import Any
 from sdbench.results import with_status
 from sdbench.suites.e2e.arms import INT8
 from sdbench.suites.e2e.tables import behaviour_table, fidelity_table, harness_table, layer_table
+from sdbench.suites.memory import memory_table
 from sdbench.suites.runs import Report, Row, SavedRun, last_of, measured
 from sdbench.tables import Column
 
@@ -86,7 +87,8 @@ def report(
     }
     lines = notes(arguments, arms, calibration) if arms else []
     title = f"{arguments['model']}: dense against pruned, batch 1"
-    more = [table for table in (behaviour_table(arms), fidelity_table(arms), harness_table(arms), layer_table(layers)) if table]
+    memory = memory_table(COLUMNS[:1], [([arm["arm"]], arm.get("memory")) for arm in arms])
+    more = [table for table in (memory, behaviour_table(arms), fidelity_table(arms), harness_table(arms), layer_table(layers)) if table]
     return Report(title, COLUMNS, table_rows(arms), lines, document, arms, more=more)
 
 
@@ -150,7 +152,9 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
     variants = sorted({arm["variant"] for arm in arms if arm["variant"]})
     if variants:
         lines.append(f"decode steps of pruned linears ran the {', '.join(variants)} SpMV")
-    kinds = {"int8" if arm["arm"] == INT8 else "pruned": 0 for arm in arms if arm["peak_bytes"] and (arm["pattern"] or arm["arm"] == INT8)}
+    # Rows without an account of it are of earlier runs, which kept them everywhere.
+    held = [arm for arm in arms if arm["peak_bytes"] and (arm.get("memory") or {}).get("originals", "kept") in ("kept", "in use")]
+    kinds = {"int8" if arm["arm"] == INT8 else "pruned": 0 for arm in held if arm["pattern"] or arm["arm"] == INT8}
     if kinds:
         lines.append(f"peak GB of {' and '.join(kinds)} arms holds the original weights too")
     for key, label in (
@@ -160,6 +164,7 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
         ("decode_rate_note", "tok/s"),
         ("ceiling_reason", "no ceiling"),
         ("peak_bytes_reason", "no peak"),
+        ("memory_reason", "no memory"),
         ("fidelity_reason", "no fidelity"),
     ):
         for reason in dict.fromkeys(arm[key] for arm in arms if arm.get(key) and arm[key] not in NOT_ASKED):

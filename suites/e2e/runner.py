@@ -14,6 +14,7 @@ from sdbench.calibrate.in_place import weights_in_place
 from sdbench.calibrate.sources import CalibrationText
 from sdbench.engine.decoders import COMPILED, EAGER, FUSED_INT8, GRAPH, Decoder, fastest, named
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
+from sdbench.engine.resident import weights_memory
 from sdbench.errors import SdbenchError
 from sdbench.memory import peak_memory
 from sdbench.models import LoadedModel
@@ -29,6 +30,7 @@ from sdbench.suites.e2e.options import E2EOptions
 from sdbench.suites.e2e.quality import matches, quality, worth
 from sdbench.suites.e2e.report import NO_RATES, ONLY_FIDELITY
 from sdbench.suites.e2e.rounding import Rounded, round_linears
+from sdbench.suites.memory import beside_dense
 from sdbench.suites.metrics import speedup
 from sdbench.suites.tasks.graders import make_grader
 from sdbench.timing import summarise
@@ -40,10 +42,10 @@ CPU_RATE = "CPU rates say nothing about GPU speed"
 INT8_AS_DENSE = "without a GPU its weights run as the dense values that they stand for"
 OTHER_TOKENS = "another vocabulary, whose tokens are not the dense model's: compare seconds a right answer"
 ANOTHER_MODEL = "another model: fidelity is that of one model's weights, changed"
-REASONS = ("decode_rate_note", "speedup_reason", "ceiling_reason", "path_reason", "peak_bytes_reason")
+REASONS = ("decode_rate_note", "speedup_reason", "ceiling_reason", "path_reason", "peak_bytes_reason", "memory_reason")
 NOT_MEASURED: dict[str, Any] = {
     **dict.fromkeys(
-        ("equal_tokens", "decode_rate", "decode_rate_spread", "speedup", "variant", "step_bytes", "ceiling", "path", "peak_bytes")
+        ("equal_tokens", "decode_rate", "decode_rate_spread", "speedup", "variant", "step_bytes", "ceiling", "path", "peak_bytes", "memory")
     ),
     **dict.fromkeys(REASONS, ONLY_FIDELITY),
     **dict.fromkeys(("kernel_calls", "expected_kernel_calls"), 0),
@@ -157,6 +159,8 @@ class Runner:
             with peak_memory(options.device) as peak:
                 rates = self._rates(contender, options.warmup_tokens)
             row = self._speed(arm, packed, rounded, decoder, samples, rates)
+            memory = weights_memory(self.loaded, packed, decoder, bool(rounded))
+        row |= {"memory": beside_dense(memory, (self.standard.baseline or {"memory": memory})["memory"]), "memory_reason": None}
         row |= {"path": path, "path_reason": why, "peak_bytes": peak.bytes, "peak_bytes_reason": peak.reason}
         if arm.weights == "dense":
             # One decoder at a time holds a cache and a graph.

@@ -30,6 +30,7 @@ class Written:
     keep: dict[str, Tensor]
     provenance: Provenance
     model: PreTrainedModel
+    origin: Origin
 
     def pruned_model(self) -> PreTrainedModel:
         """The dense model with the pruned weights in it."""
@@ -66,7 +67,7 @@ def write(tmp_path: Path) -> Callable[..., Written]:
         tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
         folder = tmp_path / name
         provenance = write_checkpoint(folder, model, tokenizer, origin, load, **options)
-        return Written(folder, rule, weights, keep, provenance, model)
+        return Written(folder, rule, weights, keep, provenance, model, origin)
 
     return call
 

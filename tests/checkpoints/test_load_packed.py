@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 import sdbench
 from sdbench.checkpoints.files import INDEX
 from sdbench.checkpoints.linear import CheckpointLinear
+from sdbench.checkpoints.write import write_checkpoint
+from sdbench.engine.fused import FusedDecoder
 from sdbench.engine.greedy import greedy
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.errors import CheckFailed, SdbenchError
@@ -61,6 +63,24 @@ class TestRoundTrip:
         assert set(index["weight_map"]) == set(written.provenance.tensors)
         assert max(path.stat().st_size for path in written.folder.glob("*.safetensors")) < 66_000
         assert torch.equal(logits(sdbench.load(written.folder, device="cpu")), logits(written.pruned_model()))
+
+    def test_what_is_written_after_decoding_is_bit_equal(self, write, tiny_qwen3, tmp_path):
+        """A decoder makes the packed rows of several layers parts of one stack."""
+        written = write(tiny_qwen3)
+        model = sdbench.load(written.folder, device="cpu")
+        before = logits(model)
+        FusedDecoder(model, 32).reply([5, 9, 11], max_new_tokens=4, eos_ids=())
+        rows = model.model.layers[0].self_attn.k_proj.packed
+        assert rows.pitch > rows.out_features
+        write_checkpoint(tmp_path / "again", written.model, None, written.origin, lambda name: model.get_submodule(name).packed.to_stored())
+        first, second = (load_file(folder / "model.safetensors") for folder in (written.folder, tmp_path / "again"))
+        assert first.keys() == second.keys()
+        assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+        assert torch.equal(logits(model), before)
+        assert torch.equal(logits(sdbench.load(tmp_path / "again", device="cpu")), before)
+        moved = model.to(torch.bfloat16)
+        for name, weight in written.weights.items():
+            assert torch.equal(moved.get_submodule(name).packed.unpack(), weight.bfloat16())
 
     def test_a_dense_export_is_an_ordinary_checkpoint_with_zeros(self, write, tiny_qwen3):
         written = write(tiny_qwen3, kind="dense")
@@ -138,9 +158,14 @@ class TestRunning:
             assert module.spmv.packed is module.packed
 
     @pytest.mark.parametrize("rows", [1, 3])
-    def test_a_layer_compiles_into_one_graph(self, rows, write, tiny_llama):
-        written = write(tiny_llama)
-        layer = sdbench.load(written.folder, device="cpu").model.layers[0].mlp.down_proj
+    @pytest.mark.parametrize("stacked", [False, True])
+    def test_a_layer_compiles_into_one_graph(self, rows, stacked, write, tiny_qwen3):
+        written = write(tiny_qwen3)
+        model = sdbench.load(written.folder, device="cpu")
+        if stacked:
+            FusedDecoder(model, 32, verify=False)
+        layer = model.model.layers[0].mlp.up_proj
+        assert (layer.packed.pitch > layer.out_features) == stacked
         assert isinstance(layer, CheckpointLinear)
         x = torch.randn(1, rows, layer.in_features, generator=torch.Generator().manual_seed(0))
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

@@ -86,7 +86,7 @@ class TestResults:
         path = tmp_path / whole["run_dir"]
         assert [row["arm"] for row in read_jsonl(path / "rows.jsonl") if row["record"] == "arm"] == ["dense", "teacher-forced", "decode"]
         assert len(read_jsonl(path / "samples.jsonl")) == 6
-        assert (path / "report.md").read_text().count("\n| ") == 10  # two tables of three arms
+        assert (path / "report.md").read_text().count("\n| ") == 15  # three tables of three arms
 
     def test_first_line_says_which_model_and_why_and_where_it_goes(self, sdbench, checkpoint):
         folder = checkpoint()
@@ -107,7 +107,7 @@ class TestResults:
         monkeypatch.setattr(sys, "stdout", out)
         assert sdbench("e2e", "--model", checkpoint(), *SHORT, "--calib", "decode+sink", "--output", "run").code == 0
         whole = Text.from_ansi(out.getvalue()).plain.splitlines()
-        lines = whole[: whole.index("how replies behave")]
+        lines = whole[: whole.index("memory of the weights")]
         arms = [row for row in read_jsonl(tmp_path / "run/rows.jsonl") if row["record"] == "arm"]
         assert [arm["arm"] for arm in arms] == ["dense", "teacher-forced", "decode+sink"]
         for arm, cells in zip(arms, table_rows(arms), strict=True):
@@ -121,7 +121,7 @@ class TestResults:
         behaviour = behaviour_table(arms)
         assert behaviour
         for cells in behaviour.cells:
-            of_arm = [line.split() for line in whole[len(lines) :] if line.split()[:1] == [cells[0]]]
+            of_arm = [line.split() for line in whole[whole.index("how replies behave") :] if line.split()[:1] == [cells[0]]]
             assert [cell for line in of_arm for cell in line[1:]] == list(cells[1:])
 
     def test_slower_than_asked_for(self, sdbench, checkpoint):
@@ -367,7 +367,7 @@ class TestAlternatives:
         named = [
             line.split()[0] for line in done.out.splitlines() if line.startswith(" ") and line.split()[0] in ("dense", "int8", "smaller")
         ]
-        assert named == ["dense", "int8", "smaller"] * 2  # arms, and how their replies behave
+        assert named == ["dense", "int8", "smaller"] * 3  # arms, their memory, and how their replies behave
         assert "int8: nothing pruned; every linear but the output embedding rounded to 8 bits" in done.out
 
     def test_on_a_cpu_int8_is_judged_where_it_is_asked_for(self, sdbench, checkpoint):

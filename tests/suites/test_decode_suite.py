@@ -70,9 +70,12 @@ def test_every_way_and_context_has_a_row(folder: Path, tmp_path: Path) -> None:
         memory = row["memory"]
         positions = row["context"] + 5
         assert memory["cache"] == (None if row["path"] == EAGER else 2 * 2 * 64 * positions * 4)  # keys and values x layers x width x bytes
-        assert memory["parameters"] == rows[0]["memory"]["parameters"]
-        # Each pruned linear once in its module and once among the rows of its product.
-        assert memory["packed"] == (2 * linears * 17 // 32 if row["arm"] == "2:4" else 0)
+        assert memory["parameters"] == rows[0]["memory"]["parameters"] - (linears if row["arm"] == "2:4" else 0)
+        # What steps read is what the modules hold: each pruned linear once.
+        assert memory["packed"] == (linears * 17 // 32 if row["arm"] == "2:4" else 0)
+        assert memory["weights"] == memory["parameters"] + memory["packed"]
+        assert memory["weights_ratio"] == memory["weights"] / rows[0]["memory"]["weights"]
+        assert memory["allocated"] is None and "no GPU" in memory["allocated_reason"]
     # Seven linears a layer keep half of their values and a bit for each column: fp32 at 2:4 reads 17/32 of the dense linears.
     assert rows[0]["step_bytes"] - rows[3]["step_bytes"] == linears * 15 / 32
     assert rows[1]["step_bytes"] - rows[0]["step_bytes"] == 5 * 2 * 2 * 64 * 4  # positions x layers x keys and values x width x bytes
@@ -166,6 +169,28 @@ def test_a_way_that_fails_is_a_row(folder: Path, error: Exception, outcome: str,
     assert [row["outcome"] for row in rows] == ["correct", outcome, "correct"]
     assert rows[1]["reason"] and rows[1]["decode_rate"] is None and rows[2]["speedup"]
     assert rows[1]["reason"] in " ".join(report(rows, wanted.arguments(), {}).lines)
+
+
+@pytest.mark.gpu
+def test_a_pruned_qwen3_4b_takes_at_most_62_hundredths_of_the_dense_one() -> None:
+    """Counted, by torch's allocator and by the driver, lm_head and embedding (one dense matrix) included."""
+    device, patterns = torch.device("cuda"), (Pattern(2, 4), Pattern(16, 32))
+    spec = resolve_model("random:Qwen/Qwen3-4B-Instruct-2507", None, device)
+    wanted = options(
+        Path(), spec=spec, device=device, dtype=torch.bfloat16, patterns=patterns, contexts=(128,), tokens=8, repeats=1, baselines=False
+    )
+    by_arm = {row["arm"]: row["memory"] for row in run(wanted, None, quiet())}
+    linears = 36 * 2560 * (4096 + 2 * 1024 + 4096 + 3 * 9728)
+    others = 151936 * 2560 + 2560 + 36 * (2 * 2560 + 2 * 128)
+    assert by_arm["dense"]["weights"] == 2 * (linears + others)
+    for pattern in map(str, patterns):
+        memory = by_arm[pattern]
+        assert memory["weights"] == 2 * others + linears * 9 // 8
+        assert memory["originals"] == "main memory"
+        assert memory["weights_ratio"] < 0.61
+        assert memory["allocated_ratio"] <= 0.62
+        # The driver's figure of the process where a container does not hide it, else of a GPU that nobody else uses.
+        assert (memory["process_ratio"] or memory["gpu_ratio"]) <= 0.62
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from sdbench.demo import MODEL_DIR
 from sdbench.engine.greedy import Reply
@@ -210,7 +210,26 @@ class TestDemo:
         for arm in demo.outcome.arms:
             assert arm["ceiling"] is None and "no GPU" in arm["ceiling_reason"]
             assert (arm["peak_bytes"] is None) == (arm["peak_bytes_reason"] is not None)
+            for account in ("allocated", "process", "gpu"):
+                assert arm["memory"][account] is None and "no GPU" in arm["memory"][f"{account}_reason"]
             assert arm["quality_reason"] is None
+
+    def test_every_row_has_the_memory_of_its_weights(self, demo: DemoRun) -> None:
+        dense, *pruned = (arm["memory"] for arm in demo.outcome.arms)
+        config = AutoConfig.from_pretrained(MODEL_DIR)
+        width, heads, shared = (
+            config.hidden_size,
+            config.num_attention_heads * config.head_dim,
+            config.num_key_value_heads * config.head_dim,
+        )
+        linears = config.num_hidden_layers * width * (2 * heads + 2 * shared + 3 * config.intermediate_size)
+        assert (dense["weights_ratio"], dense["packed"], dense["originals"]) == (1.0, 0, None)
+        for memory in pruned:
+            # fp32 at 2:4: half of the values and a bit a column.
+            assert memory["packed"] == 4 * linears * 17 // 32
+            assert memory["weights"] == dense["weights"] - 4 * linears * 15 // 32
+            assert memory["weights_ratio"] == memory["weights"] / dense["weights"]
+            assert memory["originals"] == "kept"
 
     def test_a_rate_run_says_what_the_answer_run_says(self, demo: DemoRun) -> None:
         """CASES 2, packed linears in place: the first question's rate run begins as its answer does."""

@@ -43,7 +43,7 @@ class FusedDecoder:
     """Greedy replies at batch 1.
 
     The weights are those that are in the model when it is made: make a new one after swapping linears. Linears of one input come to share
-    one matrix, so that a graph captured on the same model before must not be replayed after.
+    one matrix, packed or not, so that a graph captured on the same model before must not be replayed after.
 
     Args:
         model: A transformers causal language model in eval mode, packed linears in place where it is pruned.
