@@ -75,14 +75,14 @@ def _multiply(sums, words, x, SLOTS: tl.constexpr, TILES: tl.constexpr, CHUNKS: 
         upper = unfold(words[8 * pair], words[8 * pair + 1], words[8 * pair + 2], words[8 * pair + 3], CHUNKS, UNFOLD, True)
         lower = unfold(words[8 * pair + 4], words[8 * pair + 5], words[8 * pair + 6], words[8 * pair + 7], CHUNKS, UNFOLD, True)
         for tile in tl.static_range(TILES):
-            at = 4 * (pair * TILES + tile)
             added = added + tl.inline_asm_elementwise(  # noqa: RUF005
                 MULTIPLY, "=f,=f,=f,=f,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,f,f,f,f",
                 [upper[0], upper[1], upper[2], upper[3], upper[4], upper[5], upper[6], upper[7],
                  lower[0], lower[1], lower[2], lower[3], lower[4], lower[5], lower[6], lower[7],
                  x[8 * tile], x[8 * tile + 1], x[8 * tile + 2], x[8 * tile + 3],
                  x[8 * tile + 4], x[8 * tile + 5], x[8 * tile + 6], x[8 * tile + 7],
-                 sums[at], sums[at + 1], sums[at + 2], sums[at + 3]],
+                 sums[4 * (pair * TILES + tile)], sums[4 * (pair * TILES + tile) + 1],
+                 sums[4 * (pair * TILES + tile) + 2], sums[4 * (pair * TILES + tile) + 3]],
                 dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
             )  # fmt: skip
     return added
@@ -177,8 +177,8 @@ def tile_kernel(
         columns = first_token + left % 4 * 2 + register // 2
         for pair in tl.static_range(SLOTS // 2):
             for tile in tl.static_range(TILES):
-                of = 4 * (pair * TILES + tile)
-                joined = tl.join(tl.join(sums[of], sums[of + 1]), tl.join(sums[of + 2], sums[of + 3]))
+                first = tl.join(sums[4 * (pair * TILES + tile)], sums[4 * (pair * TILES + tile) + 1])
+                joined = tl.join(first, tl.join(sums[4 * (pair * TILES + tile) + 2], sums[4 * (pair * TILES + tile) + 3]))
                 total = tl.sum(tl.reshape(joined, [WORD_WARPS, 32 * ROW_WARPS, 4]), 0)
                 found = (rows + 16 * pair < OUT) & (columns + 8 * tile < tokens)
                 place = (columns + 8 * tile) * OUT + rows + 16 * pair
