@@ -78,7 +78,7 @@ def test_dtypes(variant: str, dtype: torch.dtype, device: torch.device) -> None:
 def test_expanded_rows_are_the_packed_ones_bit_for_bit(text: str, dtype: torch.dtype, device: torch.device) -> None:
     packed, pruned = problem(37, 96, Pattern.parse(text), dtype, device)
     dense = torch.full((20, 96), math.nan, dtype=dtype, device=device)
-    expand(packed, slice(11, 31), dense, {"block_out": 8, "block_in": 64, "num_warps": 4})
+    expand(packed, slice(11, 31), dense, {"block_out": 8, "block_in": 128, "num_warps": 4})
     assert torch.equal(dense, pruned[11:31])
 
 
