@@ -90,7 +90,8 @@ def _multiply(sums, words, x, SLOTS: tl.constexpr, TILES: tl.constexpr, CHUNKS: 
 
 @triton.jit
 def _multiply_plain(
-    sums, words, x_ptr, word, first, tokens, inside, IN: tl.constexpr, SLOTS: tl.constexpr, TOKENS: tl.constexpr, CHUNKS: tl.constexpr
+    sums, words, x_ptr, word, first, tokens, inside,
+    IN: tl.constexpr, SLOTS: tl.constexpr, TOKENS: tl.constexpr, CHUNKS: tl.constexpr, BF16: tl.constexpr,
 ):  # fmt: skip
     """The same a column at a time, every token in the lane that holds the weight."""
     added = ()
@@ -99,7 +100,8 @@ def _multiply_plain(
         quads = unfold(words[4 * slot], words[4 * slot + 1], words[4 * slot + 2], words[4 * slot + 3], CHUNKS, "", False)
         total = sums[slot]
         for column in tl.static_range(32):
-            value = (quads[column // 4] >> (16 * (column % 4))).to(tl.int16).to(x_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
+            bits = (quads[column // 4] >> (16 * (column % 4))).to(tl.int16)
+            value = bits.to(tl.bfloat16 if BF16 else tl.float16, bitcast=True).to(tl.float32)
             place = word * 32 + column
             live = (inside & (place < IN))[:, None] & (token < tokens)[None, :]
             x = tl.load(x_ptr + token[None, :] * IN + place[:, None], mask=live, other=0.0).to(tl.float32)
@@ -113,7 +115,7 @@ def tile_kernel(
     mask_ptr, values_ptr, x_ptr, y_ptr, tokens,
     OUT: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, SPLITS: tl.constexpr, CHUNKS: tl.constexpr,
     ROW_WARPS: tl.constexpr, WORD_WARPS: tl.constexpr, SLOTS: tl.constexpr, TILES: tl.constexpr,
-    GUARD: tl.constexpr, RAGGED: tl.constexpr, PARTIAL: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr, NVIDIA: tl.constexpr,
+    GUARD: tl.constexpr, RAGGED: tl.constexpr, PARTIAL: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr,
     UNFOLD: tl.constexpr, MULTIPLY: tl.constexpr,
 ):  # fmt: skip
     """y[split, token, r] = the split's share of (W x_token)[r]; grid (row blocks, splits, token blocks)."""
@@ -158,7 +160,7 @@ def tile_kernel(
             x = _load_tokens(quad_ptr, word, token, tokens, word < end, IN, TILES, PARTIAL, GUARD, RAGGED)
             sums = _multiply(sums, words, x, SLOTS, TILES, CHUNKS, UNFOLD, MULTIPLY)
         else:
-            sums = _multiply_plain(sums, words, x_ptr, word, first_token, tokens, word < end, IN, SLOTS, TOKENS, CHUNKS)
+            sums = _multiply_plain(sums, words, x_ptr, word, first_token, tokens, word < end, IN, SLOTS, TOKENS, CHUNKS, BF16)
         word += BLOCK_WORDS
         words = later
     if PDL == 2:
@@ -167,7 +169,7 @@ def tile_kernel(
         x = _load_tokens(quad_ptr, word, token, tokens, word < end, IN, TILES, PARTIAL, GUARD, RAGGED)
         sums = _multiply(sums, words, x, SLOTS, TILES, CHUNKS, UNFOLD, MULTIPLY)
     else:
-        sums = _multiply_plain(sums, words, x_ptr, word, first_token, tokens, word < end, IN, SLOTS, TOKENS, CHUNKS)
+        sums = _multiply_plain(sums, words, x_ptr, word, first_token, tokens, word < end, IN, SLOTS, TOKENS, CHUNKS, BF16)
     y_ptr += tl.program_id(1) * tokens * OUT
     if NVIDIA:
         # Registers of a matrix instruction's sums: two tokens (2t and 2t + 1), at rows g and g + 8.
@@ -216,6 +218,7 @@ def _constexprs(problem: Problem, config: Config, nvidia: bool) -> dict[str, Any
         "PARTIAL": problem.tokens % config["block_tokens"] != 0,
         "WIDE": 2 * chunks * (problem.words + config["block_words"]) * problem.out_features >= 2**31,
         "PDL": config["pdl"],
+        "BF16": problem.dtype == torch.bfloat16,
         "NVIDIA": nvidia,
         "UNFOLD": unfold_ptx(problem.pattern) if nvidia else "",
         "MULTIPLY": multiply_ptx(problem.dtype == torch.bfloat16) if nvidia else "",
@@ -227,14 +230,14 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
 
     Args:
         packed: W ``[out, in]``, 16-bit values, S in {8, 16, 24}.
-        x: ``[tokens, in]``; multiplied in the weight's dtype.
+        x: ``[tokens, in]``, any float dtype; rounded to the weight's for the tensor cores.
         y: ``[tokens, out]``, contiguous, any float dtype.
         config: ``block_out`` rows and ``block_words`` mask words a program, of which a warp takes ``warp_rows`` and 4 at a time,
             ``block_tokens`` tokens a program (all powers of two), ``splits`` of K, whose sums a second kernel adds, ``pdl`` for
             programmatic dependent launch (0, or as in ``spmv/lane_row.py``).
     """
     tokens, splits = len(x), config["splits"]
-    narrow = x.to(packed.dtype).contiguous()
+    narrow = (x.to(packed.dtype) if on_nvidia() else x).contiguous()
     if narrow.data_ptr() % 16:
         narrow = narrow.clone()
     problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1, tokens=tokens)
