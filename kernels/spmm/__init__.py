@@ -11,8 +11,8 @@ from sdbench.kernels.spmv import choose, problem_of
 from sdbench.packing import PackedWeight
 
 AUTO = ((32, "tile"),)
-"""What ``"auto"`` means on a GPU: up to so many tokens this variant, in ascending order, where it takes the weight; beyond it, and for other
-weights, ``REST``. To be set by what ``sdbench kernels --batch`` measures: nothing is yet."""
+"""What ``"auto"`` means on a GPU: up to so many tokens this variant, in ascending order, where it takes the weight; beyond it, and for
+other weights, ``REST``. To be set by what ``sdbench kernels --batch`` measures: nothing is yet."""
 
 REST = "expand"
 

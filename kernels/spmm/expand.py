@@ -3,8 +3,8 @@
 A piece of rows is as large as stays in the L2 cache between its writing and its reading, so that memory sees the packed bytes and not the
 dense ones. All weights share the buffer: a model needs no dense copy of a pruned matrix.
 
-Two kernels write the same rows: where a mask word has one to three 16-byte chunks of 16-bit values, a thread unfolds whole words in registers
-(``unfold.py``); any other pattern or dtype has a load for every column.
+Two kernels write the same rows: where a mask word has one to three 16-byte chunks of 16-bit values, a thread unfolds whole words in
+registers (``unfold.py``); any other pattern or dtype has a load for every column.
 """
 
 from typing import Any
@@ -63,8 +63,8 @@ def words_kernel(
 ):  # fmt: skip
     """The same by whole mask words, four columns of dense an int64.
 
-    Four lanes have neighbouring words of a row, and eight such groups neighbouring rows: loads are 128-byte pieces of values, and stores 256
-    bytes of a row.
+    Four lanes have neighbouring words of a row, and eight such groups neighbouring rows: loads are 128-byte pieces of values, and stores
+    256 bytes of a row.
     """
     lane = tl.arange(0, BLOCK_OUT * BLOCK_WORDS)
     row = tl.program_id(0) * BLOCK_OUT + lane // 4 % BLOCK_OUT

@@ -1,9 +1,9 @@
 """PTX that unfolds a mask word: S packed values, in descending columns, become the 32 columns of the dense row, in registers.
 
-Nothing is looked up in memory. A byte permute (``prmt``), whose selector comes out of a table by the mask's bits, puts two values, or one, or
-none, at two columns. Which values those are is known where the pattern fixes how many lie above (1:4 and 2:4). Elsewhere a window of the
-values has to slide by a count of bits, but not often: the upper half of a group begins at the group's first value and the lower half ends at
-its last one, whatever the mask; only the lower half of an upper half, and the upper half of a lower one, depend on it.
+Nothing is looked up in memory. A byte permute (``prmt``), whose selector comes out of a table by the mask's bits, puts two values, or
+one, or none, at two columns. Which values those are is known where the pattern fixes how many lie above (1:4 and 2:4). Elsewhere a window
+of the values has to slide by a count of bits, but not often: the upper half of a group begins at the group's first value and the lower
+half ends at its last one, whatever the mask; only the lower half of an upper half, and the upper half of a lower one, depend on it.
 
 Zeros where a word's mask is 0 (what a guarded load gives past an edge, with zeros for values).
 """
@@ -84,9 +84,7 @@ class _Code:
         shift, moved = self.emit("and.b32", field, 0x30), []
         for place in range(wanted):
             near, far = (registers[min(at, len(registers) - 1)] for at in (place, place + 1))
-            moved.append(
-                self.emit("shf.r.clamp.b32", near, far, shift) if forward else self.emit("shf.l.clamp.b32", far, near, shift)
-            )
+            moved.append(self.emit("shf.r.clamp.b32", near, far, shift) if forward else self.emit("shf.l.clamp.b32", far, near, shift))
         return moved, forward
 
 
@@ -165,9 +163,7 @@ def _by_pairs(code: _Code, pattern: Pattern) -> list[str]:
     dense = [""] * (2 * QUADS)
     for half in (1, 0):
         indices = [code.emit("shr.u32", index, 16) if half else index for index in (lower, upper, passed)]
-        placing = [
-            code.selectors(code.look_up(_LOWER_OF_PAIR, index), code.look_up(_HIGHER_OF_PAIR, index)) for index in indices[:2]
-        ]
+        placing = [code.selectors(code.look_up(_LOWER_OF_PAIR, index), code.look_up(_HIGHER_OF_PAIR, index)) for index in indices[:2]]
         sliding = [""] * 4
         if pattern.group > 4:
             sliding = code.selectors(code.look_up(_PAST_FIRST, indices[2]), code.look_up(_PAST_SECOND, indices[2]))
@@ -222,13 +218,13 @@ def multiply_ptx(bf16: bool) -> str:
 
     A warp's lane 4g + t holds word t of rows g and g + 8 (operands 4 to 11 and 12 to 19, as :func:`unfold_ptx` gives them), and token g at
     the columns of word t (20 to 27). A matrix instruction wants four columns of its sixteen from a lane, and which four is free, as long
-    as both factors agree: here quad i of its word, so that nothing moves between lanes. Sums: row g at tokens 2t and 2t + 1, then row g + 8.
+    as both factors agree: here quad i of its word, so that nothing moves between lanes. Sums: row g at tokens 2t and 2t + 1, then row
+    g + 8.
     """
     kind = "bf16" if bf16 else "f16"
+    sums, instruction = "{c0, c1, c2, c3}", f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"
     lines = ["{", ".reg .b32 a<4>, b<2>;", ".reg .f32 c<4>;", *(f"mov.f32 c{place}, ${28 + place};" for place in range(4))]
     for quad in range(QUADS):
         lines += [f"mov.b64 {{a0, a2}}, ${4 + quad};", f"mov.b64 {{a1, a3}}, ${12 + quad};", f"mov.b64 {{b0, b1}}, ${20 + quad};"]
-        lines.append(
-            f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{c0, c1, c2, c3}}, {{a0, a1, a2, a3}}, {{b0, b1}}, {{c0, c1, c2, c3}};"
-        )
+        lines.append(f"{instruction} {sums}, {{a0, a1, a2, a3}}, {{b0, b1}}, {sums};")
     return "\n".join([*lines, *(f"mov.f32 ${place}, c{place};" for place in range(4)), "}"])

@@ -1,4 +1,4 @@
-"""Packed weight times some tokens on the tensor cores: mask words are unfolded in registers, straight into the operands of matrix instructions.
+"""Packed weight times some tokens on the tensor cores: mask words unfolded in registers, straight into operands of matrix instructions.
 
 A matrix instruction (m16n8k16) wants four of its sixteen columns from each lane, for two rows, and which four is free as long as weight and
 x agree. So a lane takes whole mask words: lane 4g + t of a warp holds word t of rows g and g + 8, and the eight instructions of a step
@@ -39,7 +39,7 @@ def _load_weights(mask_ptr, value_ptr, row, inside, OUT: tl.constexpr, SLOTS: tl
     words = ()
     for slot in tl.static_range(SLOTS):
         live = inside & (row + 8 * slot < OUT)
-        words = words + load_word(mask_ptr + 8 * slot, value_ptr + 16 * slot, live, OUT * 2, CHUNKS, MASKED)  # noqa: RUF005
+        words = words + load_word(mask_ptr + 8 * slot, value_ptr + 16 * slot, live, OUT * 2, CHUNKS, MASKED)
     return words
 
 
@@ -63,7 +63,7 @@ def _load_tokens(
                 loaded = tl.load(pointer, mask=live[:, None], other=0)
             else:
                 loaded = tl.load(pointer)
-            x = x + tl.split(loaded)  # noqa: RUF005
+            x = x + tl.split(loaded)
     return x
 
 
@@ -75,7 +75,7 @@ def _multiply(sums, words, x, SLOTS: tl.constexpr, TILES: tl.constexpr, CHUNKS: 
         upper = unfold(words[8 * pair], words[8 * pair + 1], words[8 * pair + 2], words[8 * pair + 3], CHUNKS, UNFOLD, True)
         lower = unfold(words[8 * pair + 4], words[8 * pair + 5], words[8 * pair + 6], words[8 * pair + 7], CHUNKS, UNFOLD, True)
         for tile in tl.static_range(TILES):
-            added = added + tl.inline_asm_elementwise(  # noqa: RUF005
+            added = added + tl.inline_asm_elementwise(
                 MULTIPLY, "=f,=f,=f,=f,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,f,f,f,f",
                 [upper[0], upper[1], upper[2], upper[3], upper[4], upper[5], upper[6], upper[7],
                  lower[0], lower[1], lower[2], lower[3], lower[4], lower[5], lower[6], lower[7],
@@ -115,8 +115,8 @@ def tile_kernel(
     mask_ptr, values_ptr, x_ptr, y_ptr, tokens,
     OUT: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, SPLITS: tl.constexpr, CHUNKS: tl.constexpr,
     ROW_WARPS: tl.constexpr, WORD_WARPS: tl.constexpr, SLOTS: tl.constexpr, TILES: tl.constexpr,
-    GUARD: tl.constexpr, RAGGED: tl.constexpr, PARTIAL: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr, BF16: tl.constexpr, NVIDIA: tl.constexpr,
-    UNFOLD: tl.constexpr, MULTIPLY: tl.constexpr,
+    GUARD: tl.constexpr, RAGGED: tl.constexpr, PARTIAL: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    BF16: tl.constexpr, NVIDIA: tl.constexpr, UNFOLD: tl.constexpr, MULTIPLY: tl.constexpr,
 ):  # fmt: skip
     """y[split, token, r] = the split's share of (W x_token)[r]; grid (row blocks, splits, token blocks)."""
     PER_SPLIT: tl.constexpr = (WORDS + SPLITS - 1) // SPLITS
@@ -232,7 +232,7 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
         packed: W ``[out, in]``, 16-bit values, S in {8, 16, 24}.
         x: ``[tokens, in]``, any float dtype; rounded to the weight's for the tensor cores.
         y: ``[tokens, out]``, contiguous, any float dtype.
-        config: ``block_out`` rows and ``block_words`` mask words a program, of which a warp takes ``warp_rows`` and 4 at a time,
+        config: ``block_out`` rows and ``block_words`` mask words a program, of which a warp takes ``warp_rows`` (16 or 32) and 4 at a time,
             ``block_tokens`` tokens a program (all powers of two), ``splits`` of K, whose sums a second kernel adds, ``pdl`` for
             programmatic dependent launch (0, or as in ``spmv/lane_row.py``).
     """
@@ -262,30 +262,31 @@ def _block_tokens(problem: Problem) -> int:
 
 
 def space(problem: Problem) -> list[Config]:
-    """Programs of one to sixteen warps, 4 to 40 warps an SM; a warp's rows grow with the tokens, whose loads they share."""
+    """Programs of two to sixteen warps, 6 to 40 warps an SM; K is split where rows are few."""
     block_tokens = _block_tokens(problem)
-    rows = (16, 32) if block_tokens < 32 else (16, 32, 64)
     return [
-        {"block_out": warp_rows * row_warps, "block_words": 4 * word_warps, "warp_rows": warp_rows, "block_tokens": block_tokens,
+        {"block_out": warp_rows * row_warps, "block_words": WARP_WORDS * word_warps, "warp_rows": warp_rows, "block_tokens": block_tokens,
          "splits": splits, "pdl": pdl}
-        for warp_rows in rows
-        for row_warps in (1, 2, 4)
-        for word_warps in (1, 2, 4, 8)
-        for splits in (1, 2, 4)
+        for warp_rows in (16, 32)
+        for row_warps, word_warps in ((4, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (1, 8), (2, 8), (1, 16))
+        for splits in ((1, 2, 4) if problem.out_features < 4096 else (1,))
         for pdl in ((0, 1) if problem.dependent_launch else (0,))
-        if row_warps * word_warps <= 16
-        and problem.words % (splits * 4 * word_warps) == 0
-        and problem.words >= splits * 8 * word_warps
+        # More warps a program would leave a thread fewer registers than it needs.
+        if warp_rows * block_tokens * row_warps * word_warps <= 8192
+        and problem.words >= 2 * splits * WARP_WORDS * word_warps
         and 6 <= problem.out_features / warp_rows * word_warps * splits / problem.sm_count <= 40
     ] or [default(problem)]  # fmt: skip
 
 
 def default(problem: Problem) -> Config:
-    """About 12 warps an SM without a search, all of a row's words in one program."""
-    warp_rows = 16 if problem.tokens <= 8 else 32
-    wanted = 12 * problem.sm_count * warp_rows / problem.out_features
+    """About 12 warps an SM without a search, all of a row's words in one program.
+
+    A warp of 32 rows halves the loads of x, which are many where tokens are, and needs twice the rows for as many warps.
+    """
+    enough = 12 * problem.sm_count
+    warp_rows = 32 if problem.tokens > TILE_TOKENS and problem.out_features // 32 * 8 >= enough else 16
     most = max(1, min(8, triton.next_power_of_2(problem.words) // (2 * WARP_WORDS)))
-    word_warps = min(most, triton.next_power_of_2(max(1, round(wanted))))
+    word_warps = min(most, triton.next_power_of_2(max(1, round(enough * warp_rows / problem.out_features))))
     row_warps = max(1, 4 // word_warps)
     return {
         "block_out": warp_rows * row_warps,

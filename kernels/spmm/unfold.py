@@ -1,4 +1,4 @@
-"""A mask word and its packed values as 32 columns of the dense row, four columns an int64: what ``tile`` multiplies and ``expand`` writes."""
+"""A mask word and its packed values as 32 columns of the dense row, four an int64: what ``tile`` multiplies and ``expand`` writes."""
 
 import triton
 import triton.language as tl

@@ -84,14 +84,15 @@ def _is_right(packed: PackedWeight, variant: Variant, problem: Problem, config: 
     if key not in _RIGHT:
         if packed.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise SdbenchError(
-                f"{variant.kernel} variant {variant.name}: bind the weight, or multiply once, before a capture: a tuned config is checked first"
+                f"{variant.kernel} variant {variant.name}: bind the weight, or multiply once, before a capture, "
+                "since a tuned config is checked first"
             )
         trouble = _trouble(packed, variant, config, problem.tokens)
         _RIGHT[key] = trouble is None
         if trouble:
             warnings.warn(
-                f"{variant.kernel} variant {variant.name}, {'x'.join(map(str, packed.shape))} at {packed.pattern}: the {source} config {dict(config)} "
-                f"{trouble}; the default is used. 'sdbench tune' finds a right one",
+                f"{variant.kernel} variant {variant.name}, {'x'.join(map(str, packed.shape))} at {packed.pattern}: the {source} config "
+                f"{dict(config)} {trouble}; the default is used. 'sdbench tune' finds a right one",
                 stacklevel=4,
             )
     return _RIGHT[key]

@@ -1,6 +1,7 @@
 """The inline PTX of the SpMM, run instruction by instruction in numpy: no GPU is needed to know what it computes."""
 
 import re
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -84,7 +85,7 @@ def run(ptx: str, operands: list[np.ndarray], results: int) -> list[np.ndarray]:
             "mov": lambda x: x, "prmt": permute, "and": np.bitwise_and, "or": np.bitwise_or, "add": np.add, "sub": np.subtract,
             "shr": np.right_shift, "shl": np.left_shift, "selp": lambda x, y, p: np.where(p.astype(bool), x, y),
             "setp": lambda x, y: (x != y).astype(np.uint64),
-            "shf": lambda x, y, s: funnel(x, y, s, kind.startswith(".r")),
+            "shf": partial(funnel, right=kind.startswith(".r")),
         }[name](*parts)  # fmt: skip
         known[target[0]] = result & width
     return [known[f"${place}"] for place in range(results)]
@@ -110,9 +111,14 @@ def test_unfolded_words_are_the_pruned_rows_bit_for_bit(text: str) -> None:
     assert np.array_equal(np.stack(quads, -1).view(np.int64), pruned.view(torch.int64).numpy())
 
 
-@pytest.mark.parametrize(("text", "mask"), [("16:32", 0x0000FFFF), ("16:32", 0xFFFF0000), ("16:32", 0x00FFFF00), ("16:32", 0xFF0000FF),
-                                            ("16:32", 0xF0F0F0F0), ("8:32", 0x0000FF00), ("8:32", 0x00FF0000), ("24:32", 0xFF00FFFF),
-                                            ("24:32", 0xFFFF00FF), ("8:16", 0xFF0000FF), ("12:16", 0x0FFFFFF0), ("4:8", 0xF00FF00F)])  # fmt: skip
+ENDS = [
+    ("16:32", 0x0000FFFF), ("16:32", 0xFFFF0000), ("16:32", 0x00FFFF00), ("16:32", 0xFF0000FF), ("16:32", 0xF0F0F0F0),
+    ("8:32", 0x0000FF00), ("8:32", 0x00FF0000), ("24:32", 0xFF00FFFF), ("24:32", 0xFFFF00FF),
+    ("8:16", 0xFF0000FF), ("12:16", 0x0FFFFFF0), ("4:8", 0xF00FF00F),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "mask"), ENDS)
 def test_masks_at_the_ends_of_what_a_pattern_allows(text: str, mask: int) -> None:
     pattern = Pattern.parse(text)
     keep = torch.tensor([[bool(mask >> column & 1) for column in range(32)]])
