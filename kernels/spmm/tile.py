@@ -106,7 +106,7 @@ def _multiply_plain(
             live = (inside & (place < IN))[:, None] & (token < tokens)[None, :]
             x = tl.load(x_ptr + token[None, :] * IN + place[:, None], mask=live, other=0.0).to(tl.float32)
             total += value[:, None] * x
-        added = added + (total,)  # noqa: RUF005
+        added = added + (total,)  # type: ignore[assignment]  # noqa: RUF005
     return added
 
 
@@ -140,11 +140,11 @@ def tile_kernel(
     if NVIDIA:
         quad_ptr = x_ptr.to(tl.pointer_type(tl.int64), bitcast=True)
         for _ in tl.static_range(2 * SLOTS * TILES):
-            sums = sums + (tl.zeros([32 * ROW_WARPS * WORD_WARPS], tl.float32),)  # noqa: RUF005
+            sums = sums + (tl.zeros([32 * ROW_WARPS * WORD_WARPS], tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
     else:
         quad_ptr = x_ptr
         for _ in tl.static_range(SLOTS):
-            sums = sums + (tl.zeros([32 * ROW_WARPS * WORD_WARPS, TOKENS], tl.float32),)  # noqa: RUF005
+            sums = sums + (tl.zeros([32 * ROW_WARPS * WORD_WARPS, TOKENS], tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
     if PDL == 1:
         gdc_launch_dependents()
     words = _load_weights(mask_ptr, value_ptr, row, word < end, OUT, SLOTS, CHUNKS, GUARD)
