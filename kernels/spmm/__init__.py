@@ -6,20 +6,35 @@ from torch import Tensor
 from sdbench.errors import SdbenchError
 from sdbench.kernels import registry
 from sdbench.kernels.launching import can_run
-from sdbench.kernels.spmv import problem_of
+from sdbench.kernels.registry import Config, Variant
+from sdbench.kernels.spmv import choose, problem_of
 from sdbench.packing import PackedWeight
 
-WALKED_TOKENS = 1
-"""Up to this many tokens ``"auto"`` walks the packed values on a GPU; beyond it, it expands rows for the matrix units. To be raised by what
-``sdbench kernels --batch`` measures: nothing is yet."""
+AUTO: tuple[tuple[int, str], ...] = ()
+"""What ``"auto"`` means on a GPU: up to so many tokens this variant, in ascending order, where it takes the weight; beyond it, and for
+other weights, ``REST``. To be set by what ``sdbench kernels --batch`` measures: of ``tile`` nothing is yet."""
+
+REST = "expand"
+
+TUNED_TOKENS = (2, 4, 8, 16, 32)
+"""Numbers of tokens that configs are searched for; others take those of the next larger one, and the default beyond the last."""
 
 
 def auto_variant(packed: PackedWeight, tokens: int) -> str:
     """The variant that ``"auto"`` means for a weight where it lies: on a CPU the torch reference."""
     if packed.device.type != "cuda":
         return "reference"
-    walks = 1 < tokens <= WALKED_TOKENS and registry.find("spmm", "lane_row").constraint(problem_of(packed, tokens)) is None
-    return "lane_row" if walks else "expand"
+    problem = problem_of(packed, tokens)
+    taking = (name for most, name in AUTO if tokens <= most and registry.find("spmm", name).constraint(problem) is None)
+    return next(taking, REST)
+
+
+def config_for(packed: PackedWeight, variant: Variant, tokens: int) -> Config:
+    """The tuned config for the next larger number of tokens that has any, else the default; see :func:`sdbench.kernels.spmv.choose`."""
+    searched = next((most for most in TUNED_TOKENS if tokens <= most), None)
+    if searched is None or variant.needs == "torch":
+        return variant.default(problem_of(packed, tokens))
+    return choose(packed, variant, problem_of(packed, searched))
 
 
 def spmm(packed: PackedWeight, x: Tensor, variant: str = "auto", *, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -50,5 +65,5 @@ def spmm(packed: PackedWeight, x: Tensor, variant: str = "auto", *, out_dtype: t
         refusal = can_run(chosen.needs, packed.device) or chosen.constraint(problem)
         if refusal:
             raise SdbenchError(f"spmm variant {chosen.name}: {refusal}")
-        y = chosen.launch(packed, rows, y, chosen.default(problem)).to(y.dtype)
+        y = chosen.launch(packed, rows, y, config_for(packed, chosen, len(rows))).to(y.dtype)
     return y.view(*x.shape[:-1], packed.out_features)

@@ -2,16 +2,26 @@
 
 A piece of rows is as large as stays in the L2 cache between its writing and its reading, so that memory sees the packed bytes and not the
 dense ones. All weights share the buffer: a model needs no dense copy of a pruned matrix.
+
+Two kernels write the same rows: one loads a value for every column; where a mask word has one to three 16-byte chunks of 16-bit values,
+the other has a thread unfold whole words in registers (``unfold.py``).
 """
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sdbench.kernels.launching import pointer_type, scratch
+from sdbench.kernels.launching import on_nvidia, pointer_type, scratch
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
+from sdbench.kernels.spmm.permutes import unfold_ptx
+from sdbench.kernels.spmm.unfold import unfold
+from sdbench.kernels.spmv.lane_row import constraint as chunk_constraint
+from sdbench.kernels.spmv.lane_row import load_word
 from sdbench.packing import PackedWeight, chunk_length
+from sdbench.pattern import WORD
 
 PIECE_BYTES = 24 << 20
 """Bytes of a piece: half of an H200's L2 or less, for a piece's writes and the product's own traffic. A guess, not timed yet."""
@@ -45,12 +55,48 @@ def expand_kernel(
     tl.store(dense_ptr + row.to(tl.int64)[:, None] * IN + column[None, :], value, mask=inside)
 
 
-def _constexprs(problem: Problem, config: Config) -> dict[str, int]:
+@triton.jit
+def words_kernel(
+    mask_ptr, values_ptr, dense_ptr, first_row, rows,
+    OUT: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr,
+    NVIDIA: tl.constexpr, UNFOLD: tl.constexpr,
+):  # fmt: skip
+    """The same by whole mask words, four columns of dense an int64.
+
+    Four lanes have neighbouring words of a row, and eight such groups neighbouring rows: loads are 128-byte pieces of values, and stores
+    256 bytes of a row.
+    """
+    lane = tl.arange(0, BLOCK_OUT * BLOCK_WORDS)
+    row = tl.program_id(0) * BLOCK_OUT + lane // 4 % BLOCK_OUT
+    word = tl.program_id(1) * BLOCK_WORDS + lane // (4 * BLOCK_OUT) * 4 + lane % 4
+    from_row = (first_row + row).to(tl.int64)
+    pointer = (values_ptr + (word.to(tl.int64) * CHUNKS * OUT + from_row) * 2)[:, None] + tl.arange(0, 2)[None, :]
+    live = (row < rows) & (word < WORDS)
+    mask, a, b, c = load_word(mask_ptr + word.to(tl.int64) * OUT + from_row, pointer, live, OUT * 2, CHUNKS, True)
+    q = unfold(mask, a, b, c, CHUNKS, UNFOLD, NVIDIA)
+    # Joined in the order of bits of a quad's number, lowest last.
+    even = tl.join(tl.join(q[0], q[4]), tl.join(q[2], q[6]))
+    odd = tl.join(tl.join(q[1], q[5]), tl.join(q[3], q[7]))
+    quads = tl.reshape(tl.join(even, odd), [BLOCK_OUT * BLOCK_WORDS, 8])
+    quad = (word * 8)[:, None] + tl.arange(0, 8)[None, :]
+    inside = (row < rows)[:, None] & (quad < IN // 4)
+    tl.store(dense_ptr + row.to(tl.int64)[:, None] * (IN // 4) + quad, quads, mask=inside)
+
+
+def _constexprs(problem: Problem, config: Config, nvidia: bool) -> dict[str, Any]:
     assert problem.pattern is not None
     kept = problem.pattern.kept_per_word
-    return {
-        "OUT": problem.out_features,
-        "IN": problem.in_features,
+    common = {"OUT": problem.out_features, "IN": problem.in_features}
+    if config["words"]:
+        return common | {
+            "WORDS": problem.words,
+            "CHUNKS": kept // 8,
+            "BLOCK_OUT": config["block_out"],
+            "BLOCK_WORDS": config["block_in"] // WORD,
+            "NVIDIA": nvidia,
+            "UNFOLD": unfold_ptx(problem.pattern) if nvidia else "",
+        }
+    return common | {
         "KEPT": kept,
         "CHUNK": chunk_length(kept, problem.dtype),
         "BLOCK_OUT": config["block_out"],
@@ -64,14 +110,18 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
     Args:
         packed: W ``[out, in]``, any pattern and dtype.
         rows: Which rows, with a step of 1.
-        dense: In the weight's dtype, contiguous.
-        config: ``block_out`` rows and ``block_in`` columns a program, powers of two.
+        dense: In the weight's dtype, contiguous, at a multiple of 16 bytes.
+        config: ``block_out`` rows and ``block_in`` columns a program, powers of two, 128 columns at least where ``words`` is 1, which
+            unfolds whole words.
     """
     count = rows.stop - rows.start
-    # The kernel asks for OUT only to step from a word to the next.
+    # A kernel asks for OUT only to step from a word to the next.
     problem = Problem(packed.pitch, packed.in_features, packed.dtype, packed.pattern, 1)
-    expand_kernel[triton.cdiv(count, config["block_out"]), triton.cdiv(packed.in_features, config["block_in"])](
-        packed.mask_words, packed.values, dense, rows.start, count, **_constexprs(problem, config), num_warps=config["num_warps"],
+    kernel, values, target = expand_kernel, packed.values, dense
+    if config["words"]:
+        kernel, values, target = words_kernel, packed.values.view(torch.int64), dense.view(torch.int64)
+    kernel[triton.cdiv(count, config["block_out"]), triton.cdiv(packed.in_features, config["block_in"])](
+        packed.mask_words, values, target, rows.start, count, **_constexprs(problem, config, on_nvidia()), num_warps=config["num_warps"],
     )  # fmt: skip
     return dense
 
@@ -95,27 +145,31 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
 
 
 def default(problem: Problem) -> Config:
-    """Pieces of ``PIECE_BYTES``, whole 128-row tiles of the product."""
+    """Pieces of ``PIECE_BYTES``, whole 128-row tiles of the product; a load a column until the other kernel has been timed on a GPU."""
     piece = max(128, PIECE_BYTES // (problem.in_features * problem.dtype.itemsize) // 128 * 128)
-    return {"block_out": 16, "block_in": 128, "num_warps": 4, "piece": min(piece, problem.out_features)}
+    return {"words": 0, "block_out": 16, "block_in": 128, "num_warps": 4, "piece": min(piece, problem.out_features)}
 
 
 def space(problem: Problem) -> list[Config]:
-    """Tiles of 2048 or 4096 elements, one piece or several."""
+    """A thread a mask word, and tiles of 2048 columns where each has a load of its own; one piece or several."""
+    tiles = [(0, block_out, block_in, num_warps) for block_out, block_in in ((8, 256), (16, 128), (32, 64)) for num_warps in (4, 8)]
+    if chunk_constraint(problem) is None:
+        tiles += [(1, 16, 128, 2), (1, 32, 128, 4), (1, 64, 128, 8), (1, 16, 256, 4), (1, 32, 256, 8), (1, 16, 512, 8), (1, 64, 128, 4)]
     pieces = {default(problem)["piece"], problem.out_features}
     return [
-        {"block_out": block_out, "block_in": block_in, "num_warps": num_warps, "piece": piece}
-        for block_out, block_in in ((8, 256), (16, 128), (32, 64), (16, 256), (32, 128))
-        for num_warps in (4, 8)
+        {"words": words, "block_out": block_out, "block_in": block_in, "num_warps": num_warps, "piece": piece}
+        for words, block_out, block_in, num_warps in tiles
         for piece in sorted(pieces)
     ]
 
 
 def compile_source(problem: Problem, config: Config) -> CompileSource:
     """For a compile-only check."""
-    pointer = pointer_type(problem.dtype)
+    pointer = "*i64" if config["words"] else pointer_type(problem.dtype)
     signature = {"mask_ptr": "*i32", "values_ptr": pointer, "dense_ptr": pointer, "first_row": "i32", "rows": "i32"}
-    return CompileSource(expand_kernel, signature, _constexprs(problem, config), config["num_warps"])
+    return CompileSource(
+        words_kernel if config["words"] else expand_kernel, signature, _constexprs(problem, config, True), config["num_warps"]
+    )
 
 
 register(

@@ -53,11 +53,17 @@ def bind(packed: PackedWeight, variant: str = "auto", config: Config | None = No
     refusal = can_run(chosen.needs, packed.device) or chosen.constraint(problem)
     if refusal:
         raise SdbenchError(f"spmv variant {chosen.name}: {refusal}")
-    return BoundSpmv(packed, chosen, _choose(packed, chosen, problem) if config is None else config)
+    return BoundSpmv(packed, chosen, choose(packed, chosen, problem) if config is None else config)
 
 
-def _choose(packed: PackedWeight, variant: Variant, problem: Problem) -> Config:
-    """The tuned config of a weight on a GPU, once it has been seen to be right there; else the default."""
+def choose(packed: PackedWeight, variant: Variant, problem: Problem) -> Config:
+    """The tuned config of a weight on a GPU, once it has been seen to be right there; else the default.
+
+    Args:
+        packed: The weight.
+        variant: Of any kernel that takes packed weights and has a variant ``"reference"``.
+        problem: What is multiplied, with the number of tokens to look up.
+    """
     default = variant.default(problem)
     if packed.device.type != "cuda":
         return default
@@ -74,32 +80,37 @@ def _is_right(packed: PackedWeight, variant: Variant, problem: Problem, config: 
     Raises:
         SdbenchError: A CUDA graph is being captured, where nothing can be compared.
     """
-    key = (variant.name, problem, packed.device, *sorted(config.items()))
+    key = (variant.kernel, variant.name, problem, packed.device, *sorted(config.items()))
     if key not in _RIGHT:
         if packed.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise SdbenchError(f"spmv variant {variant.name}: bind the weight before a capture, since a tuned config is checked first")
-        trouble = _trouble(packed, variant, config)
+            raise SdbenchError(
+                f"{variant.kernel} variant {variant.name}: bind the weight, or multiply once, before a capture, "
+                "since a tuned config is checked first"
+            )
+        trouble = _trouble(packed, variant, config, problem.tokens)
         _RIGHT[key] = trouble is None
         if trouble:
             warnings.warn(
-                f"spmv variant {variant.name}, {'x'.join(map(str, packed.shape))} at {packed.pattern}: the {source} config {dict(config)} "
-                f"{trouble}; the default is used. 'sdbench tune' finds a right one",
+                f"{variant.kernel} variant {variant.name}, {'x'.join(map(str, packed.shape))} at {packed.pattern}: the {source} config "
+                f"{dict(config)} {trouble}; the default is used. 'sdbench tune' finds a right one",
                 stacklevel=4,
             )
     return _RIGHT[key]
 
 
-def _trouble(packed: PackedWeight, variant: Variant, config: Config) -> str | None:
-    x = torch.randn(packed.in_features, generator=torch.Generator(packed.device).manual_seed(0), device=packed.device).to(packed.dtype)
-    y = torch.full((packed.out_features,), float("nan"), device=packed.device)
+def _trouble(packed: PackedWeight, variant: Variant, config: Config, tokens: int) -> str | None:
+    rows = (tokens,) if tokens > 1 else ()
+    generator = torch.Generator(packed.device).manual_seed(0)
+    x = torch.randn(*rows, packed.in_features, generator=generator, device=packed.device).to(packed.dtype)
+    y = torch.full((*rows, packed.out_features), float("nan"), device=packed.device)
     try:
         y = variant.launch(packed, x, y, config)
         # Another PackedWeight of the same tensors, so that the reference's column indices do not stay with the caller's.
-        want = registry.find("spmv", "reference").launch(packed.to(packed.device), x, torch.empty_like(y), {})
+        want = registry.find(variant.kernel, "reference").launch(packed.to(packed.device), x, torch.empty_like(y, dtype=torch.float32), {})
         error = relative_error(y, want)
     except Exception as failure:  # a file says what to launch: whatever comes of it is the file's fault
         return f"fails ({type(failure).__name__}: {failure})"
-    return None if within(error, TOLERANCE[torch.float32]) else f"gives a wrong product (relative error {error:.1e})"
+    return None if within(error, TOLERANCE[y.dtype]) else f"gives a wrong product (relative error {error:.1e})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -31,8 +32,8 @@ SHAPES = named_shapes("qwen3-4b")
 SM_COUNT = {80: 108, 90: 132, 100: 148}
 """Of an A100, an H200 and a B200: default configs depend on it."""
 
-FEW_TOKENS = 4
-"""Rows of x for kernels that are not for one."""
+SOME_TOKENS = (4, 32)
+"""Rows of x for kernels that are not for one, where they serve so many."""
 
 Case = tuple[Variant, Problem, Config]
 
@@ -57,12 +58,15 @@ def default_cases(capability: int, layers: list[str], patterns: list[str]) -> It
             if (text == "dense") != (variant.kernel in UNPRUNED):
                 continue
             pattern = None if text == "dense" else Pattern.parse(text)
-            for layer in layers:
-                tokens = 1 if variant.serves(1) else FEW_TOKENS
+            numbers = (1,) if variant.serves(1) else [tokens for tokens in SOME_TOKENS if variant.serves(tokens)]
+            for layer, tokens in product(layers, numbers):
                 problem = Problem(*SHAPES[layer], torch.bfloat16, pattern, SM_COUNT[capability], capability, tokens)
                 if variant.constraint(problem):
                     continue
                 config = variant.default(problem)
+                if config.get("words") == 0:
+                    # A load a column cannot be a wide one; what is checked is the kernel that unfolds words.
+                    config = next((one for one in variant.space(problem) if one["words"]), config)
                 yield variant, problem, config
                 if "pdl" in config and problem.dependent_launch and not dependent:
                     dependent = True
@@ -127,6 +131,14 @@ def streamed_loads(ptx: str) -> dict[int, int]:
     return counts
 
 
+def misplaced_products(ttgir: str) -> int:
+    """Matrix instructions written as PTX on tiles whose element i is not the one element of thread i, which is what they count on."""
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\.blocked<.*>)$", ttgir, re.MULTILINE))
+    plain = {name for name, layout in layouts.items() if re.search(r"sizePerThread = \[1\], threadsPerWarp = \[32\],", layout)}
+    tiles = re.findall(r"elementwise_inline_asm .*mma\.sync.* -> tensor<\d+xf32, (#\S+?)>,", ttgir)
+    return sum(layout not in plain for layout in tiles)
+
+
 def memory_of_a_thread(cubin: bytes) -> dict[str, int]:
     """Registers, and bytes of stack and local memory (both 0 where nothing spills), as the cubin itself has them."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -149,6 +161,8 @@ def facts(compiled: Any) -> dict[str, Any]:
         "streamed_loads": streamed_loads(ptx),
         "bit_scans": ptx.count("bfind.u32"),
         "waits": ptx.count("griddepcontrol.wait"),
+        "products": ptx.count("mma.sync"),
+        "misplaced_products": misplaced_products(compiled.asm["ttgir"]),
     }
 
 
@@ -172,6 +186,7 @@ def main(arguments: list[str]) -> None:
             "variant": variant.name,
             "shape": [problem.out_features, problem.in_features],
             "pattern": str(problem.pattern) if problem.pattern else None,
+            "tokens": problem.tokens,
             "value_bytes": problem.pattern.kept_per_word * problem.dtype.itemsize if problem.pattern else None,
             "config": dict(config),
         }

@@ -21,7 +21,6 @@ CASES = [(80, "down", PATTERNS), (90, "down", PATTERNS), (90, "qkv,o,gate_up", "
 
 NARROW = {
     "portable": "one plain load a value, so that any pattern, dtype and back end will do",
-    "expand": "one plain load a value, by the lane that writes its column",
 }
 """Variants that do not promise 16-byte loads of their values, and why; every other one does."""
 
@@ -42,6 +41,8 @@ def faults(row: dict[str, Any]) -> list[str]:
     on_matrix_units = row["variant"] == "gemm"
     if row["exchanges_in_loops"] and not on_matrix_units:
         found.append(f"a layout conversion inside a loop moves data between threads ({row['exchanges_in_loops']} instructions)")
+    if row["misplaced_products"]:
+        found.append(f"{row['misplaced_products']} matrix instructions on tiles that are not an element a thread")
     if row["waits"] != bool(row["config"].get("pdl")):
         found.append(f"{row['waits']} waits for the kernel before")
     if row["variant"] not in NARROW and not on_matrix_units:
@@ -56,7 +57,7 @@ def faults(row: dict[str, Any]) -> list[str]:
 
 
 def check(rows: list[dict[str, Any]]) -> None:
-    bad = {f"{r['kernel']}/{r['variant']} {r['pattern']} {r['shape']} {r['config']}": faults(r) for r in rows if faults(r)}
+    bad = {f"{r['kernel']}/{r['variant']} {r['pattern']} {r['shape']} {r['tokens']} {r['config']}": faults(r) for r in rows if faults(r)}
     assert not bad
 
 
@@ -69,6 +70,7 @@ def test_default_configs(capability: int, layers: str, patterns: str, tmp_path: 
     # The look for exchanges in loops needs loops to look at; a short one is unrolled.
     assert layers != "down" or all(row["loop_instructions"] for row in rows if row["variant"] != "expand")
     by_table = [row for row in rows if row["variant"] == "lane_row_nibble"]
+    assert all(row["products"] for row in rows if row["variant"] == "tile")
     assert by_table and not any(row["bit_scans"] for row in by_table)
     assert any(row["waits"] for row in rows) == (capability >= 90)
 
@@ -135,6 +137,18 @@ def test_what_is_read_from_ptx() -> None:
     assert script["streamed_loads"](ptx) == {16: 1, 4: 1}
 
 
+def test_layouts_of_matrix_instructions_are_read_from_ttgir() -> None:
+    script = runpy.run_path(str(SCRIPT))
+    ttgir = """
+#blocked = #ttg.blocked<{sizePerThread = [1], threadsPerWarp = [32], warpsPerCTA = [4], order = [0]}>
+#blocked1 = #ttg.blocked<{sizePerThread = [2], threadsPerWarp = [32], warpsPerCTA = [4], order = [0]}>
+    %a:4 = tt.elementwise_inline_asm "{ mma.sync.x; }" %s : tensor<128xf32, #LAYOUT> -> tensor<128xf32, #LAYOUT>, tensor<128xf32, #LAYOUT>
+    %b = tt.elementwise_inline_asm "{ prmt; }" %m : tensor<128xi32, #blocked1> -> tensor<128xi64, #blocked1>, tensor<128xi64, #blocked1>
+    """
+    assert script["misplaced_products"](ttgir.replace("#LAYOUT", "#blocked")) == 0
+    assert script["misplaced_products"](ttgir.replace("#LAYOUT", "#blocked1")) == 1
+
+
 def test_every_fault_is_seen() -> None:
     good = {
         "kernel": "spmv",
@@ -146,6 +160,7 @@ def test_every_fault_is_seen() -> None:
         "exchanges_in_loops": 0,
         "streamed_loads": {"4": 2, "16": 4},
         "waits": 1,
+        "misplaced_products": 0,
     }
     dense = good | {"kernel": "dense", "variant": "gemv", "value_bytes": None, "streamed_loads": {"16": 8}}
     for row in (good, dense, good | {"streamed_loads": {"16": 4}}, good | {"variant": "portable", "streamed_loads": {"4": 1, "2": 16}}):
@@ -155,6 +170,7 @@ def test_every_fault_is_seen() -> None:
         (good | {"local": 16}, "16 of local memory"),
         (dense | {"exchanges_in_loops": 5}, "moves data between threads"),
         (good | {"waits": 0}, "0 waits"),
+        (good | {"misplaced_products": 8}, "8 matrix instructions on tiles"),
         (good | {"streamed_loads": {"4": 2, "8": 8}}, "not all values"),
         (good | {"streamed_loads": {"4": 2, "8": 2, "16": 3}}, "not all values"),
         (good | {"streamed_loads": {}}, "not all values"),

@@ -7,10 +7,11 @@ import torch
 
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels import registry
-from sdbench.kernels.spmm import auto_variant, spmm
-from sdbench.kernels.spmm.expand import default, expand
+from sdbench.kernels.spmm import auto_variant, config_for, spmm
+from sdbench.kernels.spmm.expand import default, expand, space
 from sdbench.kernels.spmm.lane_row import MOST_TOKENS
 from sdbench.kernels.spmv import problem_of
+from sdbench.packing import stack_rows
 from sdbench.pattern import Pattern
 from sdbench.timing import relative_error, within
 
@@ -28,7 +29,7 @@ def poisoned(tokens: int, in_features: int, dtype: torch.dtype, device: torch.de
 
 def tolerance(variant: str, dtype: torch.dtype) -> float:
     """torch rounds Y to its inputs' dtype; the walk keeps float32."""
-    return 1e-5 if variant == "lane_row" or dtype == torch.float32 else {torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
+    return 1e-5 if variant in ("lane_row", "tile") or dtype == torch.float32 else {torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -68,9 +69,21 @@ def test_dtypes(variant: str, dtype: torch.dtype, device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_expanded_rows_are_the_packed_ones_bit_for_bit(text: str, dtype: torch.dtype, device: torch.device) -> None:
     packed, pruned = problem(37, 96, Pattern.parse(text), dtype, device)
-    dense = torch.full((20, 96), math.nan, dtype=dtype, device=device)
-    expand(packed, slice(11, 31), dense, {"block_out": 8, "block_in": 64, "num_warps": 4})
-    assert torch.equal(dense, pruned[11:31])
+    tiles = {(config["words"], config["block_out"], config["block_in"]): config for config in space(problem_of(packed, 40))}
+    assert {words for words, *_ in tiles} == ({0, 1} if dtype == torch.bfloat16 and text != "7:8" else {0})
+    for config in tiles.values():
+        dense = torch.full((20, 96), math.nan, dtype=dtype, device=device)
+        expand(packed, slice(11, 31), dense, config)
+        assert torch.equal(dense, pruned[11:31])
+
+
+def test_rows_of_a_stack_unfold_as_their_own(device: torch.device) -> None:
+    parts = [problem(rows, 96, Pattern(16, 32), torch.bfloat16, device) for rows in (8, 24)]
+    stack_rows([packed for packed, _ in parts])
+    for packed, pruned in parts:
+        dense = torch.full((5, 96), math.nan, dtype=torch.bfloat16, device=device)
+        expand(packed, slice(2, 7), dense, {"words": 1, "block_out": 16, "block_in": 128, "num_warps": 2})
+        assert packed.pitch == 32 and torch.equal(dense, pruned[2:7])
 
 
 def test_pieces_give_what_the_whole_gives(device: torch.device) -> None:
@@ -102,6 +115,41 @@ def test_configs_of_the_walk(config: dict[str, int], tokens: int, device: torch.
     assert within(relative_error(y, x.double() @ pruned.double().T), 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("block_out", "block_words", "warp_rows", "splits"), [(16, 4, 16, 1), (16, 8, 16, 2), (32, 4, 16, 3), (32, 8, 32, 1), (64, 16, 32, 2)]
+)
+@pytest.mark.parametrize(("tokens", "block_tokens"), [(3, 8), (11, 8), (16, 16), (20, 32)])
+def test_configs_of_the_tiles(block_out: int, block_words: int, warp_rows: int, splits: int, tokens: int, block_tokens: int,
+                              device: torch.device) -> None:  # fmt: skip
+    """Warps side by side along rows and along words, splits and steps that do not divide the words, several blocks of tokens."""
+    packed, pruned = problem(53, 360, Pattern(4, 8), torch.bfloat16, device)
+    x = poisoned(tokens, 360, torch.bfloat16, device)
+    y = torch.full((tokens, 53), math.nan, device=device)
+    config = {"block_out": block_out, "block_words": block_words, "warp_rows": warp_rows, "block_tokens": block_tokens}
+    registry.find("spmm", "tile").launch(packed, x, y, {**config, "splits": splits, "pdl": 0})
+    assert within(relative_error(y, x.double() @ pruned.double().T), 1e-5)
+
+
+@pytest.mark.parametrize("text", ["2:8", "6:8", "4:16", "12:16", "8:32", "24:32"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tiles_and_rows_of_every_pattern_with_whole_chunks(text: str, dtype: torch.dtype, device: torch.device) -> None:
+    packed, pruned = problem(18, 160, Pattern.parse(text), dtype, device)
+    x = poisoned(5, 160, dtype, device)
+    assert within(relative_error(spmm(packed, x, "tile", out_dtype=torch.float32), x.double() @ pruned.double().T), 1e-5)
+    dense = torch.full((18, 160), math.nan, dtype=dtype, device=device)
+    assert torch.equal(expand(packed, slice(0, 18), dense, default(problem_of(packed, 5))), pruned)
+
+
+def test_what_is_not_finite_stays_in_its_token(device: torch.device) -> None:
+    """Tokens and words past an edge are never read; a token that holds NaN spoils its own products alone."""
+    packed, pruned = problem(20, 72, Pattern(2, 4), torch.bfloat16, device)
+    x = poisoned(3, 72, torch.bfloat16, device).clone()
+    x[1, 40] = math.nan
+    y = spmm(packed, x, "tile", out_dtype=torch.float32)
+    assert y[1].isnan().all()
+    assert within(relative_error(y[::2], x[::2].double() @ pruned.double().T), 1e-5)
+
+
 def test_leading_dimensions_and_no_tokens(device: torch.device) -> None:
     packed, pruned = problem(6, 32, Pattern(2, 4), torch.float32, device)
     x = torch.randn(2, 3, 32, device=device)
@@ -123,10 +171,21 @@ def test_which_variant(device: torch.device, monkeypatch: pytest.MonkeyPatch) ->
     packed, _ = problem(6, 32, Pattern(2, 4), torch.bfloat16, device)
     wide, _ = problem(6, 32, Pattern(2, 4), torch.float32, device)
     on_gpu = device.type == "cuda"
-    assert [auto_variant(packed, tokens) for tokens in (1, 2, 9)] == ["expand" if on_gpu else "reference"] * 3
-    monkeypatch.setattr("sdbench.kernels.spmm.WALKED_TOKENS", 8)
-    assert [auto_variant(packed, tokens) for tokens in (2, 8, 9)] == (["lane_row", "lane_row", "expand"] if on_gpu else ["reference"] * 3)
+    monkeypatch.setattr("sdbench.kernels.spmm.AUTO", ((4, "lane_row"), (32, "tile")))
+    expected = ["lane_row", "lane_row", "tile", "tile", "expand"] if on_gpu else ["reference"] * 5
+    assert [auto_variant(packed, tokens) for tokens in (2, 4, 5, 32, 33)] == expected
     assert auto_variant(wide, 2) == ("expand" if on_gpu else "reference")
+
+
+def test_configs_are_looked_up_for_the_next_larger_number_of_tokens(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, _ = problem(6, 32, Pattern(2, 4), torch.bfloat16, device)
+    asked: list[int] = []
+    monkeypatch.setattr("sdbench.kernels.spmm.choose", lambda packed, variant, problem: asked.append(problem.tokens) or {"found": 1})
+    tile = registry.find("spmm", "tile")
+    found = [config_for(packed, tile, tokens) for tokens in (1, 2, 3, 8, 9, 32, 33)]
+    assert asked == [2, 2, 4, 8, 16, 32]
+    assert found == [{"found": 1}] * 6 + [tile.default(problem_of(packed, 33))]
+    assert config_for(packed, registry.find("spmm", "reference"), 2) == {}
 
 
 @pytest.mark.parametrize("tokens", [2, 5, 32])
@@ -142,7 +201,7 @@ def test_the_dense_baseline_of_a_few_tokens(tokens: int, out_features: int, in_f
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens", [2, 4, 8, 16, 100])
+@pytest.mark.parametrize("tokens", [2, 4, 8, 16, 32, 50, 100])
 @pytest.mark.parametrize("text", ["2:4", "16:32"])
 def test_configs_all_over_the_space_are_right(text: str, tokens: int, device: torch.device) -> None:
     """On real sizes, ragged rows and a padded last word, with and without dependent launch."""
@@ -151,11 +210,12 @@ def test_configs_all_over_the_space_are_right(text: str, tokens: int, device: to
         packed, pruned = problem(out_features, in_features, Pattern.parse(text), torch.bfloat16, device)
         described = problem_of(packed, tokens)
         dense = pruned.clone()
-        for kernel, name, weight in (("spmm", "lane_row", packed), ("spmm", "expand", packed), ("dense", "gemm", dense)):
+        products = (("spmm", "lane_row", packed), ("spmm", "tile", packed), ("spmm", "expand", packed), ("dense", "gemm", dense))
+        for kernel, name, weight in products:
             variant = registry.find(kernel, name)
             if not variant.serves(tokens):
                 continue
-            for config in variant.space(described)[::5]:
+            for config in variant.space(described)[::7]:
                 x = torch.randn(tokens, in_features, generator=generator, device=device).bfloat16()
                 y = torch.full((tokens, out_features), math.nan, device=device)
                 got = variant.launch(weight, x, y, config)
