@@ -97,6 +97,7 @@ def write_checkpoint(
     kind: Format = "packed",
     shard_bytes: int = SHARD_BYTES,
     on_tensor: Callable[[], None] = lambda: None,
+    read: Callable[[str], Tensor] | None = None,
 ) -> Provenance:
     """Writes a checkpoint folder.
 
@@ -109,6 +110,7 @@ def write_checkpoint(
         kind: ``"packed"``, or ``"dense"`` for an ordinary checkpoint with zeros that any stack reads.
         shard_bytes: Largest weight file; a larger tensor has one of its own.
         on_tensor: Called after each parameter or layer, for progress.
+        read: Gives a tensor that is not pruned by its name; None for what stands in the model.
 
     Returns:
         What ``sdbench.json`` holds.
@@ -120,12 +122,13 @@ def write_checkpoint(
     require_free(output)
     pattern = Pattern.parse(origin.pattern)
     state = unique_state(model)
+    given = read or state.__getitem__
     require_disk(output, checkpoint_bytes(model, {name: model.get_submodule(name) for name in origin.layers}, pattern, kind))
 
     def entries() -> Iterator[dict[str, Tensor]]:
-        for name, tensor in state.items():
+        for name in state:
             layer = name.removesuffix(f".{GUARD}")
-            yield layer_tensors(layer, load(layer), kind) if layer in origin.layers else {name: tensor.cpu().contiguous()}
+            yield layer_tensors(layer, load(layer), kind) if layer in origin.layers else {name: given(name).cpu().contiguous()}
             on_tensor()
 
     with draft_of(output) as draft:

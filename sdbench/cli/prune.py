@@ -49,6 +49,11 @@ FILE = click.Path(path_type=Path)
     help="Where replies and pruned layers are kept until the checkpoint is complete, and run.json and rows.jsonl (times of every stage, "
     "peak memory) afterwards.  [default: a folder beside the output, gone afterwards]",
 )
+@click.option(
+    "--stream",
+    is_flag=True,
+    help="Read the model block by block, so that one larger than the device can be pruned; for calibration that decodes no replies.",
+)
 @click.option("--devices", help="Collect statistics on several devices at once, a process each, such as cuda:0,cuda:1.")
 @click.option("--shard", "share", help="Only collect statistics, of share I/N of the examples, into --statistics.")
 @click.option("--statistics", type=FILE, help="Folder that gets the --shard.")
@@ -85,6 +90,7 @@ def command(
     sdbench prune --model model.gguf --pattern 16:32 --format dense --output zeros
     sdbench prune --train data/train.jsonl \\
         --split-manifest data/manifest.json --output pruned
+    sdbench prune --model org/large --stream --calib prefill --output pruned
     sdbench prune --model org/model --shard 1/2 --statistics shards
     sdbench prune --model org/model --merge shards --output pruned
     """
@@ -163,7 +169,7 @@ def command(
         raise SdbenchError(f"interrupted; the same command goes on with what is in {work}", ExitCode.INTERRUPTED) from error
     except OutOfMemoryError as error:
         what = " ".join(str(error).split())[:150]
-        advice = "use a smaller --batch-size for replies, fewer --calibration-tokens, or a larger GPU"
+        advice = "use a smaller --batch-size for replies, fewer --calibration-tokens, --stream, or a larger GPU"
         raise SdbenchError(f"out of GPU memory ({what}); {advice}; what is finished is in {work}") from error
     tidy(work, keep=run_directory is not None)
     if shard:

@@ -59,7 +59,7 @@ def write(tmp_path: Path) -> Callable[..., Written]:
             method="magnitude",
             pattern=pattern,
             seed=0,
-            source=Source(model="tiny", kind="folder", revision=None, dtype="float32", sha256=state_sha256(unique_state(model))),
+            source=Source(model="tiny", kind="folder", revision=None, dtype="float32", sha256=state_sha256([unique_state(model)])),
             calibration=Calibration(source=None, examples=[], rows=None, report={}, arguments={}),
             layers={layer: Layer(shape=tuple(linear.weight.shape), report={}) for layer, linear in layers.items()},
         )
