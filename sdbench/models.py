@@ -5,12 +5,13 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
+import accelerate
 import huggingface_hub
 import torch
 import transformers
@@ -19,7 +20,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
 from sdbench.architectures import find_architecture
-from sdbench.checkpoints.files import CheckpointFiles
+from sdbench.checkpoint_files import CheckpointFiles
+from sdbench.devices import map_devices
 from sdbench.engine.greedy import greedy_eos_ids
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.streaming import RandomWeights, StoredWeights, Stream
@@ -119,7 +121,13 @@ def resolve_model(text: str | None, revision: str | None, device: torch.device) 
     return ModelSpec("random" if is_random else "hub", source, revision, reason)
 
 
-def load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None] | None = None) -> LoadedModel:
+def load_model(
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Callable[[str], None] | None = None,
+    device_map: str | Mapping[str, torch.device] | None = None,
+) -> LoadedModel:
     """Loads a model, ready to run; downloads it first when it is a hub id that the cache lacks.
 
     The weights take ``dtype`` while they are read or made, never by a later cast of the whole model: the rotary frequencies stay fp32.
@@ -131,6 +139,7 @@ def load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progre
         device: Where the model goes.
         dtype: Number type of the weights.
         progress: Told in one line what takes time.
+        device_map: Spreads the model over several GPUs: by accelerate as one of `sdbench.devices.DEVICE_MAPS` says, or a device a part.
 
     Raises:
         UsageError: The hub knows no such model or revision, or its weights are quantised.
@@ -144,14 +153,20 @@ def load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progre
         if spec.kind == "random":
             tell(f"making random weights for {spec.source}")
             model, tokenizer = _random_on_meta(spec.source, folder, dtype)
-            Stream(model, RandomWeights(model, RANDOM_SEED, device), device).keep_all()
+            places = map_devices(model, device_map) if isinstance(device_map, str) else device_map
+            Stream(model, RandomWeights(model, RANDOM_SEED), device, places).keep_all()
+            if places:
+                accelerate.dispatch_model(model, _by_number(places))
         elif spec.kind == "gguf":
+            if device_map:
+                raise UsageError(f"--device-map: {folder.name} is converted as a whole; give a folder with safetensors")
             tell(f"reading {folder.name}")
             model, tokenizer = _read_gguf(spec.source, folder, device, dtype)
         else:
             tell(f"loading {spec.source}")
             config, tokenizer = _read_config(spec.source, folder)
-            model = _pretrained(spec.source, folder, device, dtype, config=config)
+            places = map_devices(_on_meta(config, None, dtype), device_map) if isinstance(device_map, str) else device_map
+            model = _pretrained(spec.source, folder, _by_number(places) if places else device, dtype, config=config)
     return LoadedModel(model, tokenizer, spec, greedy_eos_ids(model, tokenizer), spec.name)
 
 
@@ -176,7 +191,7 @@ def open_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progre
     with _one_line(spec):
         if spec.kind == "random":
             model, tokenizer = _random_on_meta(spec.source, folder, dtype)
-            stream = Stream(model, RandomWeights(model, RANDOM_SEED, device), device)
+            stream = Stream(model, RandomWeights(model, RANDOM_SEED), device)
         else:
             config, tokenizer = _read_config(spec.source, folder)
             model = _on_meta(config, folder, dtype)
@@ -294,7 +309,7 @@ def _read_gguf(name: str, file: Path, device: torch.device, dtype: torch.dtype) 
         return model, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
 
 
-def _pretrained(name: str, folder: Path, device: torch.device, dtype: torch.dtype, **options: Any) -> Any:
+def _pretrained(name: str, folder: Path, device: torch.device | dict[str, int | str], dtype: torch.dtype, **options: Any) -> Any:
     # Left to itself, transformers fills missing weights with random numbers and says no more than "see the report" about wrong sizes.
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map=device, **options)
@@ -305,6 +320,11 @@ def _pretrained(name: str, folder: Path, device: torch.device, dtype: torch.dtyp
     if missing := sorted(info["missing_keys"]):
         raise SdbenchError(f"model {name!r} lacks {len(missing)} weights, {missing[0]} the first: the checkpoint is incomplete")
     return model.eval()
+
+
+def _by_number(places: Mapping[str, torch.device]) -> dict[str, int | str]:
+    """A device map as accelerate writes it."""
+    return {name: place.index if place.type == "cuda" else str(place) for name, place in places.items()}
 
 
 def _random_on_meta(source: str, folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:

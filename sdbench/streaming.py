@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sdbench.checkpoints.files import CheckpointFiles
-from sdbench.checkpoints.write import unique_state
+from sdbench.checkpoint_files import CheckpointFiles
 from sdbench.errors import SdbenchError
 
 _PART = "_sdbench_part"
@@ -23,12 +22,13 @@ _PART = "_sdbench_part"
 class Fill(Protocol):
     """Gives a module's own tensors their values."""
 
-    def __call__(self, name: str, module: nn.Module) -> None:
-        """Fills the tensors that lie in the module itself, which are on the device and hold nothing yet.
+    def __call__(self, name: str, module: nn.Module, device: torch.device) -> None:
+        """Fills the tensors that lie in the module itself, which hold nothing yet.
 
         Args:
             name: The module's dotted name.
             module: The module.
+            device: Where its tensors are.
         """
 
 
@@ -39,6 +39,7 @@ class Stream:
         model: A transformers model on the meta device.
         fill: Where the values come from.
         device: Where the weights go.
+        device_map: Devices of parts of the model by dotted name, the longest that fits counts; others go to ``device``.
 
     Attributes:
         blocks: The model's blocks by dotted name, once `keep_outside` knows them.
@@ -49,14 +50,16 @@ class Stream:
         SdbenchError: Blocks share weights; by `keep_outside`.
     """
 
-    def __init__(self, model: Any, fill: Fill, device: torch.device):
-        self.model, self.fill, self.device = model, fill, device
+    def __init__(self, model: Any, fill: Fill, device: torch.device, device_map: Mapping[str, torch.device] | None = None):
+        self.model, self.fill = model, fill
+        places = device_map or {}
         self.blocks: Mapping[str, nn.Module] = {}
         self.bytes = self.peak_bytes = 0
         self.instead_of: dict[str, Callable[[str], Tensor]] = {}
         self.owned = set(unique_state(model))
         for name, module in model.named_modules():
-            setattr(module, _PART, _Part(self, name, module))
+            inside = [prefix for prefix in places if not prefix or f"{name}.".startswith(f"{prefix}.")]
+            setattr(module, _PART, _Part(self, name, module, places[max(inside, key=len)] if inside else device))
 
     def keep_all(self) -> None:
         """Brings the whole model, for good."""
@@ -110,8 +113,8 @@ class Stream:
 class _Part:
     """A module's own tensors, in memory as long as somebody holds them."""
 
-    def __init__(self, stream: Stream, name: str, module: nn.Module):
-        self._stream, self._name, self._module = stream, name, module
+    def __init__(self, stream: Stream, name: str, module: nn.Module, device: torch.device):
+        self._stream, self._name, self._module, self._device = stream, name, module, device
         self._holders = 0
         self._away: list[tuple[dict[str, Any], str, Tensor]] = []
 
@@ -128,7 +131,7 @@ class _Part:
                     continue
                 self._away.append((place, name, tensor))
                 # A value that is never given must not go unseen.
-                here = torch.empty_like(tensor, device=stream.device)
+                here = torch.empty_like(tensor, device=self._device)
                 here = here.fill_(float("nan")) if here.is_floating_point() else here.zero_()
                 place[name] = nn.Parameter(here, requires_grad=False) if isinstance(tensor, nn.Parameter) else here
         if not self._away:
@@ -136,7 +139,7 @@ class _Part:
         stream.bytes += sum(tensor.nbytes for _, _, tensor in self._away)
         stream.peak_bytes = max(stream.peak_bytes, stream.bytes)
         with torch.no_grad():
-            stream.fill(self._name, module)
+            stream.fill(self._name, module, self._device)
             if self._name in stream.instead_of:
                 module.weight.copy_(stream.instead_of[self._name](self._name))  # type: ignore[operator]
 
@@ -165,17 +168,16 @@ class RandomWeights:
 
     Args:
         model: A transformers model.
-        seed: Seed of the draw, together with each module's name.
-        device: Where the weights are drawn: a kind of device has its own numbers.
+        seed: Seed of the draw, together with each module's name. They are drawn where they go: a kind of device has its own numbers.
     """
 
-    def __init__(self, model: Any, seed: int, device: torch.device):
-        self._seed, self._device, self._owners = seed, device, _owners(model)
+    def __init__(self, model: Any, seed: int):
+        self._seed, self._owners = seed, _owners(model)
 
-    def __call__(self, name: str, module: nn.Module) -> None:
+    def __call__(self, name: str, module: nn.Module, device: torch.device) -> None:
         """See `Fill`."""
         digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
-        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []), self._device:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
             torch.manual_seed(int.from_bytes(digest[:8]) >> 1)
             self._owners[name]._init_weights(module)
 
@@ -204,17 +206,28 @@ class StoredWeights:
             if files.shapes[key] != tuple(tensor.shape):
                 raise SdbenchError(f"model {name!r}: {key} is {files.shapes[key]}, but the config asks for {tuple(tensor.shape)}")
 
-    def __call__(self, name: str, module: nn.Module) -> None:
+    def __call__(self, name: str, module: nn.Module, device: torch.device) -> None:
         """See `Fill`."""
         if module._non_persistent_buffers_set:
             # What no checkpoint holds, rotary frequencies for one, the model computes itself.
-            tensors = [tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None]
-            with tensors[0].device:
+            with device:
                 self._owners[name]._init_weights(module)
         for child, tensor in (*module._parameters.items(), *module._buffers.items()):
             key = f"{name}.{child}".lstrip(".")
             if tensor is not None and not tensor.is_meta and child not in module._non_persistent_buffers_set:
                 tensor.copy_(self._files.tensor(key))
+
+
+def unique_state(model: nn.Module) -> dict[str, Tensor]:
+    """The model's parameters and persistent buffers by name; of tied ones only the first name."""
+    state: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    # keep_vars gives the parameters themselves, and tied ones are one and the same object.
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            state[name] = tensor.detach()
+    return state
 
 
 def _owners(model: Any) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from sdbench.calibrate.sequential import find_blocks
 from sdbench.calibrate.stages import Stages
 from sdbench.checkpoints.layout import GUARD
 from sdbench.checkpoints.provenance import Source, state_sha256
-from sdbench.checkpoints.write import unique_state
 from sdbench.errors import SdbenchError
 from sdbench.models import LoadedModel, load_model, open_model
 from sdbench.packing import require_finite
 from sdbench.progress import Progress
+from sdbench.streaming import unique_state
 from sdbench.suites.e2e.options import CalibrationOptions
 
 DAMAGED = "the checkpoint is damaged; download or convert it again"
@@ -34,9 +34,10 @@ def load_dense(options: CalibrationOptions, progress: Progress, *, stream: bool)
         UsageError: A pattern or width that doesn't fit.
         SdbenchError: A model that cannot be loaded, or does not fit.
     """
-    if not stream:
+    what = options.spec, options.device, options.dtype, progress.note
+    if not (stream or options.device_map):
         _require_room(options)
-    loaded = (open_model if stream else load_model)(options.spec, options.device, options.dtype, progress.note)
+    loaded = open_model(*what) if stream else load_model(*what, options.device_map)
     linears = select_linears(loaded.model, options.targets, options.ignore)
     for name, linear in linears.items():
         options.pattern.require_width(linear.in_features, name)

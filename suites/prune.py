@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -20,14 +21,15 @@ from sdbench.calibrate.store import StoredShard, merge_reports, merged
 from sdbench.checkpoints.layout import PARTS, Format
 from sdbench.checkpoints.provenance import Calibration, Example, Layer, Origin, Provenance, Rows, Source
 from sdbench.checkpoints.stored import to_dense, to_stored
-from sdbench.checkpoints.write import checkpoint_bytes, packed_bytes, require_disk, unique_state, write_checkpoint
+from sdbench.checkpoints.write import checkpoint_bytes, packed_bytes, require_disk, write_checkpoint
+from sdbench.devices import devices_of
 from sdbench.errors import CheckFailed, SdbenchError, UsageError
 from sdbench.memory import Peak, peak_memory, resident_bytes
 from sdbench.models import LoadedModel
 from sdbench.packing import StoredWeight, require_exact, require_finite
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
-from sdbench.streaming import resident
+from sdbench.streaming import resident, unique_state
 from sdbench.suites.data import Example as DataExample
 from sdbench.suites.dense import load_dense, source_of, streamed
 from sdbench.suites.e2e.calibration import Shard, calibrate, prune
@@ -54,8 +56,8 @@ class PruneOptions(CalibrationOptions):
         if self.stream and "reply" in needs(self.sources, self.choices):
             raise UsageError(
                 f"--stream cannot decode replies, which calibration source {self.sources[0]} needs: a token would take as long as "
-                "reading the whole model; use --calib teacher-forced with answers as --train (of this model, from where it is served, or of "
-                "another), --calib prefill, or --calib text with --calibration-text"
+                "reading the whole model; use --calib teacher-forced with answers as --train (of this model, from where it is served, or "
+                "of another), --calib prefill, or --calib text with --calibration-text"
             )
 
 
@@ -122,8 +124,10 @@ def run(
     require_source(work, source)
     if shards and shards[0].record.source.sha256 != source.sha256:
         raise CheckFailed(f"the shards in {shards[0].folder.parent} are of another model than {options.spec.name}: another SHA-256")
-    model_bytes = resident_bytes(options.device)
-    with peak_memory(options.device) as peak:
+    # A streamed model is on the meta device for the most part.
+    devices = {options.device, *devices_of(loaded.model)} - {torch.device("meta")}
+    model_bytes = resident_bytes(options.device, *devices)
+    with peak_memory(options.device, *devices) as peak:
         made = merged_calibration(shards) if shards else pruner.calibrate(examples)
         reports = pruner.prune(made["texts"], shards)
     origin = Origin(
@@ -170,7 +174,7 @@ def require_fitting(options: PruneOptions, shards: Sequence[StoredShard]) -> Non
         raise UsageError(f"statistics that were collected before cannot be used: {what}")
     if needs == "hessian" and record.kind != needs:
         raise UsageError(f"--method {options.method} needs Hessians, and the shards hold sums of squares; collect them with this method")
-    after = {"pattern", "method", "format", "shard", "targets", "ignore", "batch_size", "device", "stream"}
+    after = {"pattern", "method", "format", "shard", "targets", "ignore", "batch_size", "device", "device_map", "stream"}
     now = options.arguments()
     for name in dict.fromkeys((*record.arguments, *now)):
         if name not in after and record.arguments.get(name) != now.get(name):

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import rich_click as click
 
-from sdbench.cli.options import device_option, json_option, model_dtype_option, model_option, output_option, run_directory
+from sdbench.cli.options import (
+    SPREAD,
+    device_map_option,
+    device_option,
+    json_option,
+    model_dtype_option,
+    model_option,
+    output_option,
+    run_directory,
+)
 from sdbench.cli.printing import print_result
 
 
@@ -29,6 +38,7 @@ from sdbench.cli.printing import print_result
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the prompts.")
 @model_dtype_option
 @device_option
+@device_map_option
 @output_option
 @json_option
 def command(
@@ -37,6 +47,7 @@ def command(
     patterns: tuple[str, ...],
     contexts: tuple[int, ...],
     device: str,
+    device_map: str | None,
     dtype: str,
     output: Path | None,
     as_json: bool,
@@ -84,7 +95,10 @@ def command(
         targets=targets,
         ignore=ignore,
         seed=seed,
+        device_map=device_map,
     )
+    if device_map:
+        require_gpu(target, device, SPREAD)
     if profiled:
         require_gpu(target, device, "--profile counts a GPU's kernels; leave it out")
     environment = describe(target if target.type == "cuda" else None)

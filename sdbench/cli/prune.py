@@ -9,7 +9,16 @@ from typing import Literal
 import rich_click as click
 
 from sdbench.cli.calibration import METHODS, SOURCES, calibration_options
-from sdbench.cli.options import DEMO_MAX_TOKENS, MAX_TOKENS, device_option, json_option, model_dtype_option, model_option
+from sdbench.cli.options import (
+    DEMO_MAX_TOKENS,
+    MAX_TOKENS,
+    SPREAD,
+    device_map_option,
+    device_option,
+    json_option,
+    model_dtype_option,
+    model_option,
+)
 from sdbench.cli.pruned import prune_document, prune_lines, shard_lines
 
 FILE = click.Path(path_type=Path)
@@ -43,6 +52,7 @@ FILE = click.Path(path_type=Path)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every draw.")
 @model_dtype_option
 @device_option
+@device_map_option
 @click.option(
     "--run-directory",
     type=FILE,
@@ -98,7 +108,7 @@ def command(
 
     from sdbench.calibrate.store import read_shards
     from sdbench.checkpoints.write import require_free
-    from sdbench.devices import resolve_device, resolve_dtype
+    from sdbench.devices import require_gpu, resolve_device, resolve_dtype
     from sdbench.environment import describe
     from sdbench.errors import ExitCode, SdbenchError, UsageError
     from sdbench.models import resolve_model
@@ -119,6 +129,10 @@ def command(
         raise UsageError("--shard only collects statistics; leave out --output and --run-directory")
     if shard is None and output is None:
         raise UsageError("Missing option '--output'")
+    if sum(map(bool, (rest["stream"], rest["device_map"], devices))) > 1:
+        raise UsageError(
+            "--stream, --device-map and --devices exclude each other: a block at a time, or on each GPU a part or all of the model"
+        )
     goal = shard_folder(statistics, shard) if shard and statistics else output
     assert goal is not None
     require_free(goal)
@@ -138,6 +152,8 @@ def command(
         shard=shard,
         **rest,  # type: ignore[arg-type]
     )
+    if options.device_map:
+        require_gpu(target, device, SPREAD)
     examples = load_calibration(options)
     if shard or names:
         require_shardable(options)

@@ -47,6 +47,11 @@ class PackedLinear(nn.Module):
         Raises:
             RuntimeError: No phase is open (see :mod:`sdbench.engine.phase`): one position may be a decode step or a short prompt.
         """
+        # Triton launches on the current device, which is not this layer's where a model is spread over several.
+        with torch.cuda.device_of(x):
+            return self._product(x)
+
+    def _product(self, x: Tensor) -> Tensor:
         phase = current_phase()
         if phase is None:
             raise RuntimeError("a PackedLinear ran outside a phase; drive the model by sdbench.engine.greedy")
@@ -96,8 +101,9 @@ def packed_linears(
     modules: dict[str, PackedLinear] = {}
     for name, packed in weights.items():
         linear = originals[name]
-        modules[name] = PackedLinear(packed, linear.weight.detach() if prefill == "dense" else None, linear.bias, variant)
-        _check(modules[name], linear.weight.dtype, name)
+        with torch.cuda.device_of(linear.weight):
+            modules[name] = PackedLinear(packed, linear.weight.detach() if prefill == "dense" else None, linear.bias, variant)
+            _check(modules[name], linear.weight.dtype, name)
     try:
         for name, module in modules.items():
             _replace(model, name, module)

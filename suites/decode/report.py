@@ -52,6 +52,12 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
         if row["capture"]:
             took = f"{row['capture']['seconds']:.1f} s, {row['capture']['bytes'] / 1e6:.0f} MB"
             lines.append(f"graph of {row['arm']} at {row['context']}: {took} (compilation included)")
+    if "device_map" in arguments:
+        count = max(row["devices"] for row in rows)
+        lines.append(
+            f"--device-map {arguments['device_map']}: the model lies on {count} GPUs, which work one after the other; eager "
+            "forwards are bound by launches, and the ceiling is that of one GPU's bandwidth"
+        )
     if all(row["ceiling"] is None for row in rows):
         lines.append("no GPU: rates say nothing about GPU speed, and there is no ceiling")
     document = {"schema": SCHEMA, "model": arguments["model"], "environment": environment, "rows": list(rows)}

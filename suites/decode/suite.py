@@ -13,6 +13,7 @@ from triton.runtime.errors import OutOfResources
 
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
+from sdbench.devices import devices_of
 from sdbench.engine.decoders import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH, Decoder, named
 from sdbench.engine.fused import FusedDecoder
 from sdbench.engine.greedy import clock, position_limit
@@ -57,6 +58,7 @@ class DecodeOptions:
         targets: Patterns of the linears to prune; none for all.
         ignore: Patterns of the linears to leave dense.
         seed: Seed of the prompts.
+        device_map: How the model is spread over the GPUs, one of `sdbench.devices.DEVICE_MAPS`; None for ``device`` alone.
 
     Raises:
         UsageError: A number out of range.
@@ -75,6 +77,7 @@ class DecodeOptions:
     targets: tuple[str, ...]
     ignore: tuple[str, ...]
     seed: int
+    device_map: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -108,7 +111,7 @@ class DecodeOptions:
             "targets": list(self.targets),
             "ignore": list(self.ignore),
             "seed": self.seed,
-        }
+        } | ({"device_map": self.device_map} if self.device_map else {})
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
             if not missing:
                 continue
             if loaded is None:
-                loaded = load_model(options.spec, options.device, options.dtype, progress.note)
+                loaded = load_model(options.spec, options.device, options.dtype, progress.note, options.device_map)
                 _require_positions(options, loaded)
             with _pruned(arm, loaded, options) as packed:
                 for way in missing:
@@ -189,6 +192,10 @@ def require_some(rows: Sequence[Row]) -> None:
 
 def _ways(options: DecodeOptions) -> list[_Way]:
     fused = FUSED_GRAPH if options.device.type == "cuda" else FUSED
+    if options.device_map:
+        # The fused step, first, has a row that says why it cannot run.
+        ways = [_Way(DENSE, fused, options.contexts[0])] if options.baselines else []
+        return ways + [_Way(arm, EAGER, context) for arm in (DENSE, *map(str, options.patterns)) for context in options.contexts]
     ways = [_Way(DENSE, fused, context) for context in options.contexts]
     if options.baselines:
         others = (COMPILED, GRAPH, EAGER) if options.device.type == "cuda" else (EAGER,)
@@ -224,20 +231,20 @@ def _pruned(arm: str, loaded: LoadedModel, options: DecodeOptions) -> Iterator[M
 
 def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear], options: DecodeOptions) -> Row:
     row: Row = {"arm": way.arm, "path": way.path, "context": way.context, "tokens": options.tokens, "outcome": "correct"}
-    row |= dict.fromkeys(_FIGURES)
-    device = options.device
+    row |= {"devices": len(devices_of(loaded.model))} | dict.fromkeys(_FIGURES)
+    device, devices = options.device, devices_of(loaded.model)
     length = way.context + options.longest
     generator = torch.Generator().manual_seed(options.seed)
     prompt = torch.randint(0, loaded.model.config.get_text_config().vocab_size, (way.context,), generator=generator).tolist()
     # What torch.compile made for an earlier way is in reference cycles.
     gc.collect()
     try:
-        before = resident_bytes(device)
+        before = resident_bytes(*devices)
         begun = clock(device)
         decoder = named(way.path, loaded.model, packed, length)
         decoder.reply(prompt, max_new_tokens=1, eos_ids=(), ignore_eos=True)
         started = clock(device) - begun
-        with peak_memory(device) as peak:
+        with peak_memory(*devices) as peak:
             replies = _replies(decoder, prompt, way, options)
     except (torch.OutOfMemoryError, OutOfResources) as error:
         return row | {"outcome": "out_of_resources", "reason": " ".join(str(error).split())[:200]}
@@ -259,7 +266,7 @@ def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear],
         "gbps": nbytes * rates.p50 / 1e9 if rates else None,
         "ceiling": ceiling,
         "of_ceiling": rates.p50 / ceiling if rates and ceiling else None,
-        "memory": _memory(loaded, packed, decoder, max(0, resident_bytes(device) - before)) | {"peak": peak.bytes},
+        "memory": _memory(loaded, packed, decoder, max(0, resident_bytes(*devices) - before)) | {"peak": peak.bytes},
     }
     if isinstance(decoder, FusedDecoder):
         step, captured = decoder.step, decoder.captured
@@ -285,7 +292,7 @@ def _memory(loaded: LoadedModel, packed: Mapping[str, PackedLinear], decoder: De
         "decoder": grown,
         "cache": None,
         "workspace": grown,
-        "resident": resident_bytes(loaded.model.device),
+        "resident": resident_bytes(*devices_of(loaded.model)),
     }
     if isinstance(decoder, FusedDecoder):
         copies = sum(product.nbytes for product in decoder.step.products() if not isinstance(product.weight, torch.Tensor))

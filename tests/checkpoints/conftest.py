@@ -14,10 +14,11 @@ from transformers import AutoTokenizer, PreTrainedModel
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
 from sdbench.checkpoints.provenance import Calibration, Layer, Origin, Provenance, Source, state_sha256
-from sdbench.checkpoints.write import unique_state, write_checkpoint
+from sdbench.checkpoints.write import write_checkpoint
 from sdbench.demo import MODEL_DIR
 from sdbench.packing import StoredWeight, pack
 from sdbench.pattern import Pattern
+from sdbench.streaming import unique_state
 
 
 @dataclass

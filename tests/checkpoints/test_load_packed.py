@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import sdbench
-from sdbench.checkpoints.files import INDEX
+from sdbench.checkpoint_files import INDEX
 from sdbench.checkpoints.linear import CheckpointLinear
 from sdbench.engine.greedy import greedy
 from sdbench.engine.packed_linear import PackedLinear

@@ -16,7 +16,7 @@ import sdbench as package
 from sdbench.calibrate.collect import statistics_of
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.sequential import BlockWalk
-from sdbench.checkpoints.files import CheckpointFiles
+from sdbench.checkpoint_files import CheckpointFiles
 from sdbench.checkpoints.verify import verify
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.errors import CheckFailed

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from sdbench.calibrate.collect import InputSums
 from sdbench.calibrate.store import merged, read_shards
+from sdbench.checkpoint_files import CheckpointFiles
 from sdbench.checkpoints import write
-from sdbench.checkpoints.files import CheckpointFiles
 from sdbench.checkpoints.verify import verify
 from sdbench.errors import UsageError
 from sdbench.progress import Progress

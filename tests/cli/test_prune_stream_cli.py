@@ -78,8 +78,8 @@ def test_no_more_than_a_block_is_in_memory(sdbench, checkpoint, monkeypatch):
     linear = {shape for shape in shapes if len(shape) == 2}
     block = sum(4 * rows * columns for rows, columns in (shape for shape in shapes if len(shape) == 2))
 
-    def count(self, name, module):
-        fill(self, name, module)
+    def count(self, name, module, device):
+        fill(self, name, module, device)
         alive = {
             tensor.data_ptr(): tensor.nbytes
             for tensor in gc.get_objects()
