@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from sdbench.suites.decode.batches import batch_of, batch_table
 from sdbench.suites.runs import Report, SavedRun, Table, measured
 from sdbench.tables import Column
 
@@ -46,21 +47,24 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
         "% ceiling: of the rate at which the read bandwidth measured in this run would read GB a token; kernels: launches a token; "
         "start s: from weights in place to the first token, with compilation where the cache has no kernel yet, checks and capture",
     ]
-    for row in rows:
+    everything, rows = rows, [row for row in rows if batch_of(row) == 1]
+    for row in everything:
         if row["outcome"] != "correct":
-            lines.append(f"{row['arm']}, {row['path']}, {row['context']}: {row['outcome']} ({row['reason']})")
+            several = f", {batch_of(row)} prompts" if batch_of(row) > 1 else ""
+            lines.append(f"{row['arm']}, {row['path']}, {row['context']}{several}: {row['outcome']} ({row['reason']})")
         if row["capture"]:
             took = f"{row['capture']['seconds']:.1f} s, {row['capture']['bytes'] / 1e6:.0f} MB"
             lines.append(f"graph of {row['arm']} at {row['context']}: {took} (compilation included)")
     if "device_map" in arguments:
-        count = max(row["devices"] for row in rows)
+        count = max(row["devices"] for row in everything)
         lines.append(
             f"--device-map {arguments['device_map']}: the model lies on {count} GPUs, which work one after the other; eager "
             "forwards are bound by launches, and the ceiling is that of one GPU's bandwidth"
         )
-    if all(row["ceiling"] is None for row in rows):
+    if all(row["ceiling"] is None for row in everything):
         lines.append("no GPU: rates say nothing about GPU speed, and there is no ceiling")
-    document = {"schema": SCHEMA, "model": arguments["model"], "environment": environment, "rows": list(rows)}
+    document = {"schema": SCHEMA, "model": arguments["model"], "environment": environment, "rows": list(everything)}
+    batches = [batch_table(everything)] if len(everything) > len(rows) else []
     profiles = [_profile(row) for row in rows if row["profile"]]
     return Report(
         f"{arguments['model']}: decoding at batch 1",
@@ -68,8 +72,8 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
         [_cells(row) for row in rows],
         lines,
         document,
-        rows,
-        more=[_memory(rows), *profiles],
+        everything,
+        more=[*batches, _memory(everything), *profiles],
     )
 
 
@@ -77,7 +81,8 @@ def of_run(run: SavedRun) -> Report:
     """The report of a run directory."""
     from sdbench.suites.decode.suite import judge
 
-    rows = judge([measured(row) for row in run.latest("decode", "arm", "path", "context")])
+    kinds = {"decode": ("arm", "path", "context"), "batch": ("arm", "path", "context", "batch")}
+    rows = judge([measured(row) for kind, key in kinds.items() for row in run.latest(kind, *key)])
     return report(rows, run.record.arguments, run.now("environment"))
 
 
@@ -85,7 +90,7 @@ def _memory(rows: Sequence[Row]) -> Table:
     held = ("parameters", "packed", "cache", "workspace", "resident", "peak")
     columns = (*COLUMNS[:3], *(Column(f"{name} GB", figure=True) for name in held))
     cells = []
-    for row in rows:
+    for row in (row for row in rows if batch_of(row) == 1):
         figures = [(row["memory"] or {}).get(name) for name in held]
         cells.append([row["arm"], row["path"], str(row["context"]), *("-" if one is None else f"{one / 1e9:.2f}" for one in figures)])
     note = (
