@@ -209,6 +209,7 @@ class Collector:
     def _forget(self) -> None:
         """Lets go of the last forward's tensors."""
         self._phase: Phase | None = None
+        self._device: torch.device | None = None
         self._selection = _Selection(None, None, None, None, 0.0)
         self._latest: tuple[Tensor, int, str] | None = None
 
@@ -222,8 +223,9 @@ class Collector:
             )
         if running.name not in self._phases or self._counted_already(name, inputs):
             return
-        if running is not self._phase:
-            self._phase, self._selection = running, _Selection.of(running, inputs.device)
+        # A model may be spread over several devices.
+        if running is not self._phase or inputs.device != self._device:
+            self._phase, self._device, self._selection = running, inputs.device, _Selection.of(running, inputs.device)
         chosen = self._selection
         rows = inputs.reshape(-1, inputs.shape[-1])
         # Layers that see a re-ordered or routed selection of the tokens (mixture-of-experts) can't tell which rows count.

@@ -1,7 +1,8 @@
 """Block by block, one block's statistics in memory at a time: on what the dense blocks before it give it, or on what the pruned ones do.
 
 The latter as in SparseGPT (arXiv 2301.00774, section 4): the statistics of block b are those of the model whose blocks before b are pruned
-already, and all linears of a block are pruned from one pass through the block as it was.
+already, and all linears of a block are pruned from one pass through the block as it was. The weights of a streamed model
+(`sdbench.streaming`) are in memory for the block whose turn it is.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +24,14 @@ from sdbench.calibrate.stages import Stages
 from sdbench.engine.phase import phase
 from sdbench.errors import CheckFailed, SdbenchError
 from sdbench.pattern import Pattern
+from sdbench.streaming import resident
 from sdbench.timing import relative_error, within
 
 CHAIN_TOLERANCE = 1e-2
 """Largest relative difference between what a block is given by the model and what the block before it gave."""
+
+DEVICE_SHARE = 4
+"""Hidden states stay on a GPU where they take less than one part in so many of what is free there; else they rest in main memory."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ def _prune_sequentially(
     needs = lookup("method", method, METHODS).needs
     with stages("collection"):
         walk = BlockWalk(model, linears, texts, weighting)
+    stages.hidden = walk.hidden
     for inside in walk:
         with stages("collection"):
             statistics = statistics_of(walk.collect(needs, advance=False)) if inside and needs != "none" else {}
@@ -98,7 +104,12 @@ def _prune_sequentially(
 
 
 def collect_by_block(
-    model: Any, linears: Mapping[str, nn.Linear], texts: Sequence[CalibrationText], kind: StatisticsKind, weighting: Weighting = "uniform"
+    model: Any,
+    linears: Mapping[str, nn.Linear],
+    texts: Sequence[CalibrationText],
+    kind: StatisticsKind,
+    weighting: Weighting = "uniform",
+    stages: Stages | None = None,
 ) -> Iterator[dict[str, InputSums]]:
     """The sums of `sdbench.calibrate.replay.collect_sums`, a block at a time: all of them together may be larger than the model.
 
@@ -108,15 +119,18 @@ def collect_by_block(
         texts: What to replay.
         kind: ``"sum_sq"`` or ``"hessian"``.
         weighting: Weight of a row within its text.
+        stages: Is told where the hidden states lie.
 
     Yields:
-        One block's sums by layer; none for a block without layers.
+        One block's sums by layer; none for a block without layers. Until the next one is asked for, the block's weights are in memory.
 
     Raises:
         SdbenchError: A linear outside of the blocks, or no row.
         CheckFailed: See `prune_sequentially`; before the first block.
     """
     walk = BlockWalk(model, linears, texts, weighting)
+    if stages is not None:
+        stages.hidden = walk.hidden
     for inside in walk:
         if inside:
             yield walk.collect(kind, advance=True)
@@ -139,8 +153,8 @@ def find_blocks(model: Any, linears: Mapping[str, nn.Linear]) -> dict[str, nn.Mo
             if len(missing) < len(linears):
                 outside = missing[0]
     raise SdbenchError(
-        f"layer {outside}: outside of the model's list of blocks, which sequential calibration walks; leave it out with --ignore or "
-        "calibrate in one pass"
+        f"layer {outside}: outside of the model's list of blocks, which sequential calibration and --stream walk; leave it out with "
+        "--ignore or calibrate in one pass"
     )
 
 
@@ -153,6 +167,9 @@ class BlockWalk:
         texts: What to replay.
         weighting: Weight of a row within its text.
 
+    Attributes:
+        hidden: Bytes of the hidden states of all texts' positions, and where they lie between two blocks.
+
     Raises:
         SdbenchError: A linear outside of the blocks, or no row.
         CheckFailed: The blocks are no chain.
@@ -162,13 +179,18 @@ class BlockWalk:
         self._model, self._linears = model, linears
         self._blocks = find_blocks(model, linears)
         self._batches = batches(model, texts, weighting)
-        self._hidden, self._calls = _record_calls(model, self._blocks, self._batches)
+        config = model.config.get_text_config()
+        nbytes = sum(batch.ids.numel() for batch in self._batches) * config.hidden_size * model.dtype.itemsize
+        self._rest = _resting_place(model.device, nbytes)
+        self.hidden: dict[str, int | str] = {"bytes": nbytes, "device": self._rest.type}
+        self._hidden, self._calls = _record_calls(model, self._blocks, self._batches, self._rest)
         self._prefix = ""
 
     def __iter__(self) -> Iterator[dict[str, nn.Linear]]:
-        for prefix in self._blocks:
+        for prefix, block in self._blocks.items():
             self._prefix = prefix
-            yield self._inside()
+            with resident([block]):
+                yield self._inside()
 
     def collect(self, kind: StatisticsKind, *, advance: bool) -> dict[str, InputSums]:
         """Sums of the linears of the block where the walk is, and with ``advance`` the next one's hidden states from the same forwards."""
@@ -188,13 +210,15 @@ class BlockWalk:
         block = self._blocks[self._prefix]
         for number, (batch, call) in enumerate(zip(self._batches, self._calls[self._prefix], strict=True)):
             with phase("prefill", rows=batch.rows):
-                output = _run(block, self._hidden[number], call)
+                output = _run(block, self._hidden[number].to(batch.ids.device), call)
             if advance:
-                self._hidden[number] = output
+                self._hidden[number] = output.to(self._rest)
 
 
 @torch.no_grad()
-def _record_calls(model: Any, blocks: Mapping[str, nn.Module], replays: Sequence[Batch]) -> tuple[list[Tensor], dict[str, list[_Call]]]:
+def _record_calls(
+    model: Any, blocks: Mapping[str, nn.Module], replays: Sequence[Batch], rest: torch.device
+) -> tuple[list[Tensor], dict[str, list[_Call]]]:
     """Each batch's hidden states before the first block, and each block's call for each batch.
 
     The first batch runs through the dense model, and each block must be given what the block before it gave: else something happens in
@@ -203,13 +227,14 @@ def _record_calls(model: Any, blocks: Mapping[str, nn.Module], replays: Sequence
     hidden: list[Tensor] = []
     calls: dict[str, list[_Call]] = {prefix: [] for prefix in blocks}
     outputs: dict[str, Any] = {}
+    running = ExitStack()
     before: tuple[str, Tensor] | None = None
 
     def enter(prefix: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         states, call = _call(arguments, keywords)
         calls[prefix].append(call)
         if prefix == next(iter(blocks)):
-            hidden.append(states)
+            hidden.append(states.to(rest))
         elif before is not None:
             error = relative_error(before[1], states.double())
             if not within(error, CHAIN_TOLERANCE):
@@ -223,6 +248,7 @@ def _record_calls(model: Any, blocks: Mapping[str, nn.Module], replays: Sequence
         before = (prefix, _states(output))
         # Beside the states there may be more, which the model expects again.
         outputs[prefix] = None if isinstance(output, Tensor) else output[1:]
+        running.close()
 
     forward = replayed(model)
     with ExitStack() as hooks, phase("prefill"):
@@ -231,8 +257,10 @@ def _record_calls(model: Any, blocks: Mapping[str, nn.Module], replays: Sequence
                 lambda _, arguments, keywords, prefix=prefix: enter(prefix, arguments, keywords), with_kwargs=True
             )
             hooks.callback(hook.remove)
-        with ExitStack() as only_first:
+        with ExitStack() as only_first, running:
             for prefix, block in blocks.items():
+                weights = block.register_forward_pre_hook(lambda block, _: running.enter_context(resident([block])) and None)
+                only_first.callback(weights.remove)
                 after = block.register_forward_hook(lambda _, arguments, output, prefix=prefix: leave(prefix, output))
                 only_first.callback(after.remove)
             forward(replays[0].ids)
@@ -247,6 +275,12 @@ def _record_calls(model: Any, blocks: Mapping[str, nn.Module], replays: Sequence
                 f"{prefix} ran {len(found)} times in {len(replays)} forwards of the model: no chain of blocks; calibrate in one pass"
             )
     return hidden, calls
+
+
+def _resting_place(device: torch.device, nbytes: int) -> torch.device:
+    """Where hidden states of so many bytes lie between two blocks."""
+    fits = device.type != "cuda" or nbytes * DEVICE_SHARE < torch.cuda.mem_get_info(device)[0]
+    return device if fits else torch.device("cpu")
 
 
 @contextmanager

@@ -20,12 +20,14 @@ class Stages:
     Attributes:
         seconds: By stage, in the order in which they first ended.
         items: How many things a stage made, where that is counted.
+        hidden: Bytes of the hidden states that went from block to block, and where they lay meanwhile; None where none did.
     """
 
     def __init__(self, device: torch.device):
         self._device = device
         self.seconds: dict[str, float] = {}
         self.items: dict[str, int] = {}
+        self.hidden: dict[str, int | str] | None = None
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:

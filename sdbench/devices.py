@@ -1,11 +1,13 @@
 """Device and number type by the names that the command line takes; needs torch and nothing else."""
 
 import re
+from typing import Any
 
 import torch
 
 from sdbench.errors import SdbenchError, UsageError
 
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -49,6 +51,36 @@ def require_gpu(device: torch.device, asked: str, why: str) -> None:
     if device.type == "cuda":
         return
     raise UsageError(f"--device {asked}: {why}") if asked == "cpu" else SdbenchError(f"no CUDA device: {why}")
+
+
+def devices_of(model: Any) -> list[torch.device]:
+    """The devices that a model's parameters are on, in the model's order."""
+    return list(dict.fromkeys(parameter.device for parameter in model.parameters()))
+
+
+def map_devices(model: Any, strategy: str) -> dict[str, torch.device]:
+    """Devices of a model's parts by dotted name, by accelerate: all GPUs that are visible, and nothing else.
+
+    Args:
+        model: A transformers model, its weights anywhere (on the meta device, say).
+        strategy: A name in `DEVICE_MAPS`.
+
+    Raises:
+        SdbenchError: The GPUs are too small for the model.
+    """
+    from accelerate.utils import get_balanced_memory, infer_auto_device_map
+
+    whole = list(model._no_split_modules or ())
+    balanced = {"no_split_module_classes": whole, "low_zero": strategy == "balanced_low_0"}
+    memory = None if strategy == "sequential" else get_balanced_memory(model, **balanced)
+    found = infer_auto_device_map(model, max_memory=memory, no_split_module_classes=whole)
+    if elsewhere := [name for name, place in found.items() if not isinstance(place, int)]:
+        count = torch.cuda.device_count()
+        raise SdbenchError(
+            f"--device-map {strategy}: {elsewhere[0] or 'the model'} and {len(elsewhere) - 1} more parts find no room on the {count} GPUs; "
+            "use more of them, or a smaller model"
+        )
+    return {name: torch.device("cuda", place) for name, place in found.items()}
 
 
 def resolve_dtype(text: str | None, device: torch.device) -> torch.dtype:

@@ -38,28 +38,33 @@ class Peak:
 
 
 @contextmanager
-def peak_memory(device: torch.device) -> Iterator[Peak]:
+def peak_memory(device: torch.device, *others: torch.device) -> Iterator[Peak]:
     """Measures the peak of the ``with`` block; regions must not be nested, each resets the one account that there is.
 
     On CUDA this is the allocator's peak on ``device``; on the CPU the peak resident set of the process (Linux's VmHWM, after a reset).
 
     Args:
         device: CUDA or CPU device.
+        others: Further GPUs, whose peaks are added.
     """
     peak = Peak()
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+        devices = dict.fromkeys((device, *others))
+        for one in devices:
+            torch.cuda.reset_peak_memory_stats(one)
         yield peak
-        peak.bytes, peak.reason = torch.cuda.max_memory_allocated(device), None
+        peak.bytes, peak.reason = sum(map(torch.cuda.max_memory_allocated, devices)), None
         return
     reason = _reset_peak_resident()
     yield peak
     peak.bytes, peak.reason = (None, reason) if reason else (_status_bytes("VmHWM"), None)
 
 
-def resident_bytes(device: torch.device) -> int:
-    """Bytes in use now: allocated by torch on a CUDA ``device``, or the resident set of the process for the CPU."""
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
+def resident_bytes(device: torch.device, *others: torch.device) -> int:
+    """Bytes in use now: allocated by torch on a CUDA ``device`` and on other GPUs, or the resident set of the process for the CPU."""
+    if device.type != "cuda":
+        return psutil.Process().memory_info().rss
+    return sum(map(torch.cuda.memory_allocated, dict.fromkeys((device, *others))))
 
 
 @dataclass(frozen=True)

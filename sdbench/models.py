@@ -5,12 +5,13 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
+import accelerate
 import huggingface_hub
 import torch
 import transformers
@@ -19,9 +20,12 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
 from sdbench.architectures import find_architecture
+from sdbench.checkpoint_files import CheckpointFiles
+from sdbench.devices import map_devices
 from sdbench.engine.greedy import greedy_eos_ids
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.memory import InUse, in_use
+from sdbench.streaming import RandomWeights, StoredWeights, Stream
 
 DEFAULT_HUB_ID = "Qwen/Qwen3-4B-Instruct-2507"
 DEFAULT_REVISION = "cdbee75f17c01a7cc42f958dc650907174af0554"
@@ -67,6 +71,7 @@ class LoadedModel:
         eos_ids: Every id that ends a reply.
         name: What results call it; holds no path.
         before: GPU memory in use before it was loaded.
+        stream: What brings the weights of a model that is not in memory as a whole; None for one that is.
     """
 
     model: Any
@@ -75,6 +80,7 @@ class LoadedModel:
     eos_ids: frozenset[int]
     name: str
     before: InUse
+    stream: Stream | None = None
 
 
 def resolve_model(text: str | None, revision: str | None, device: torch.device) -> ModelSpec:
@@ -118,17 +124,25 @@ def resolve_model(text: str | None, revision: str | None, device: torch.device) 
     return ModelSpec("random" if is_random else "hub", source, revision, reason)
 
 
-def load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None] | None = None) -> LoadedModel:
+def load_model(
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Callable[[str], None] | None = None,
+    device_map: str | Mapping[str, torch.device] | None = None,
+) -> LoadedModel:
     """Loads a model, ready to run; downloads it first when it is a hub id that the cache lacks.
 
     The weights take ``dtype`` while they are read or made, never by a later cast of the whole model: the rotary frequencies stay fp32.
-    A random model has normal(0, 0.02) weights from a fixed seed, made on the device: the same ones every time on a kind of device.
+    A random model has normal(0, 0.02) weights from a fixed seed and each module's name, made on the device: the same ones every time on a
+    kind of device, in the whole model and in a streamed one.
 
     Args:
         spec: From :func:`resolve_model`.
         device: Where the model goes.
         dtype: Number type of the weights.
         progress: Told in one line what takes time.
+        device_map: Spreads the model over several GPUs: by accelerate as one of `sdbench.devices.DEVICE_MAPS` says, or a device a part.
 
     Raises:
         UsageError: The hub knows no such model or revision, or its weights are quantised.
@@ -142,14 +156,52 @@ def load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progre
     with _one_line(spec):
         if spec.kind == "random":
             tell(f"making random weights for {spec.source}")
-            model, tokenizer = _make_random(spec.source, folder, device, dtype)
+            model, tokenizer = _random_on_meta(spec.source, folder, dtype)
+            places = map_devices(model, device_map) if isinstance(device_map, str) else device_map
+            Stream(model, RandomWeights(model, RANDOM_SEED), device, places).keep_all()
+            if places:
+                accelerate.dispatch_model(model, _by_number(places))
         elif spec.kind == "gguf":
+            if device_map:
+                raise UsageError(f"--device-map: {folder.name} is converted as a whole; give a folder with safetensors")
             tell(f"reading {folder.name}")
             model, tokenizer = _read_gguf(spec.source, folder, device, dtype)
         else:
             tell(f"loading {spec.source}")
-            model, tokenizer = _read_folder(spec.source, folder, device, dtype)
+            config, tokenizer = _read_config(spec.source, folder)
+            places = map_devices(_on_meta(config, None, dtype), device_map) if isinstance(device_map, str) else device_map
+            model = _pretrained(spec.source, folder, _by_number(places) if places else device, dtype, config=config)
     return LoadedModel(model, tokenizer, spec, greedy_eos_ids(model, tokenizer), spec.name, before)
+
+
+def open_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None] | None = None) -> LoadedModel:
+    """The same model with no weight in memory yet: its ``stream`` brings them part by part.
+
+    Args:
+        spec: From :func:`resolve_model`; a demo, hub or random model, or a folder.
+        device: Where the weights go.
+        dtype: Number type of the weights.
+        progress: Told in one line what takes time.
+
+    Raises:
+        UsageError: As for `load_model`, or a ``.gguf`` file, which cannot be read a part at a time.
+        SdbenchError: As for `load_model`, or the checkpoint names its weights otherwise than the model does.
+    """
+    _silence()
+    tell = progress or (lambda line: None)
+    if spec.kind == "gguf":
+        raise UsageError(f"--stream: {Path(spec.source).name} is converted as a whole; give a folder with safetensors")
+    folder, spec = locate_model(spec, tell)
+    before = in_use(device)
+    with _one_line(spec):
+        if spec.kind == "random":
+            model, tokenizer = _random_on_meta(spec.source, folder, dtype)
+            stream = Stream(model, RandomWeights(model, RANDOM_SEED), device)
+        else:
+            config, tokenizer = _read_config(spec.source, folder)
+            model = _on_meta(config, folder, dtype)
+            stream = Stream(model, StoredWeights(model, spec.source, CheckpointFiles.open(folder)), device)
+    return LoadedModel(model, tokenizer, spec, greedy_eos_ids(model, tokenizer), spec.name, before, stream)
 
 
 def encode_question(tokenizer: Any, question: str) -> list[int]:
@@ -236,7 +288,8 @@ def _download(spec: ModelSpec, *, weights: bool) -> Path:
         raise SdbenchError(f"{what}: the download failed: {_first_line(error)}") from error
 
 
-def _read_folder(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+def _read_config(name: str, folder: Path) -> tuple[Any, Any]:
+    """Config and tokenizer of a folder whose weights are there and can be pruned."""
     if not (folder / "config.json").is_file():
         raise UsageError(f"model {name!r} has no config.json, so it is not a transformers checkpoint")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -248,7 +301,7 @@ def _read_folder(name: str, folder: Path, device: torch.device, dtype: torch.dty
     tokenizer = _read_tokenizer(folder)
     if tokenizer is None:
         raise SdbenchError(f"model {name!r} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})")
-    return _pretrained(name, folder, device, dtype, config=config), tokenizer
+    return config, tokenizer
 
 
 def _read_gguf(name: str, file: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -261,7 +314,7 @@ def _read_gguf(name: str, file: Path, device: torch.device, dtype: torch.dtype) 
         return model, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
 
 
-def _pretrained(name: str, folder: Path, device: torch.device, dtype: torch.dtype, **options: Any) -> Any:
+def _pretrained(name: str, folder: Path, device: torch.device | dict[str, int | str], dtype: torch.dtype, **options: Any) -> Any:
     # Left to itself, transformers fills missing weights with random numbers and says no more than "see the report" about wrong sizes.
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map=device, **options)
@@ -274,18 +327,25 @@ def _pretrained(name: str, folder: Path, device: torch.device, dtype: torch.dtyp
     return model.eval()
 
 
-def _make_random(source: str, folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+def _by_number(places: Mapping[str, torch.device]) -> dict[str, int | str]:
+    """A device map as accelerate writes it."""
+    return {name: place.index if place.type == "cuda" else str(place) for name, place in places.items()}
+
+
+def _random_on_meta(source: str, folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     known = find_architecture(source)
     config = AutoConfig.for_model(**known.config) if known else AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config.initializer_range = RANDOM_STD
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
-        torch.manual_seed(RANDOM_SEED)
+    return _on_meta(config, None if known else folder, dtype), None if known else _read_tokenizer(folder)
+
+
+def _on_meta(config: Any, folder: Path | None, dtype: torch.dtype) -> Any:
+    """The model without weights."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False).eval()
-    if known:
-        return model, None
-    if (folder / "generation_config.json").is_file():
+    if folder and (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    return model, _read_tokenizer(folder)
+    return model
 
 
 def _read_tokenizer(folder: Path) -> Any:

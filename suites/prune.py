@@ -2,38 +2,39 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sdbench.calibrate.in_place import weights_in_place
 from sdbench.calibrate.methods import METHODS, Pruned
-from sdbench.calibrate.numerics import require_weight
-from sdbench.calibrate.select import select_linears
 from sdbench.calibrate.sequential import find_blocks
-from sdbench.calibrate.sources import CalibrationText
+from sdbench.calibrate.sources import CalibrationText, needs
 from sdbench.calibrate.stages import Stages
 from sdbench.calibrate.store import StoredShard, merge_reports, merged
 from sdbench.checkpoints.layout import PARTS, Format
-from sdbench.checkpoints.provenance import Calibration, Example, Layer, Origin, Provenance, Rows, Source, state_sha256
+from sdbench.checkpoints.provenance import Calibration, Example, Layer, Origin, Provenance, Rows, Source
 from sdbench.checkpoints.stored import to_dense, to_stored
-from sdbench.checkpoints.write import checkpoint_bytes, packed_bytes, require_disk, unique_state, write_checkpoint
+from sdbench.checkpoints.write import checkpoint_bytes, packed_bytes, require_disk, write_checkpoint
+from sdbench.devices import devices_of
 from sdbench.errors import CheckFailed, SdbenchError, UsageError
 from sdbench.memory import Peak, peak_memory, resident_bytes
-from sdbench.models import LoadedModel, load_model
+from sdbench.models import LoadedModel
 from sdbench.packing import StoredWeight, require_exact, require_finite
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
+from sdbench.streaming import resident, unique_state
 from sdbench.suites.data import Example as DataExample
+from sdbench.suites.dense import load_dense, source_of, streamed
 from sdbench.suites.e2e.calibration import Shard, calibrate, prune
 from sdbench.suites.e2e.data import calibration_questions
 from sdbench.suites.e2e.options import CalibrationOptions
-
-DAMAGED = "the checkpoint is damaged; download or convert it again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +44,21 @@ class PruneOptions(CalibrationOptions):
     Attributes:
         format: ``"packed"``, or ``"dense"`` for an ordinary checkpoint with zeros.
         shard: The share of the examples that this process collects statistics of; None to prune.
+        stream: Have one block's weights in memory at a time.
     """
 
     format: Format = "packed"
     shard: Shard | None = None
+    stream: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stream and "reply" in needs(self.sources, self.choices):
+            raise UsageError(
+                f"--stream cannot decode replies, which calibration source {self.sources[0]} needs: a token would take as long as "
+                "reading the whole model; use --calib teacher-forced with answers as --train (of this model, from where it is served, or "
+                "of another), --calib prefill, or --calib text with --calibration-text"
+            )
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ class PruneOutcome:
         peak: Peak memory of calibrating and pruning, the model included.
         model_bytes: Memory in use once the model was loaded, of the same kind.
         speed: What calibration took, see `calibration_speed`.
+        streaming: What a streamed model took, see `streamed`; None for one that was loaded whole.
     """
 
     provenance: Provenance
@@ -72,6 +85,7 @@ class PruneOutcome:
     peak: Peak
     model_bytes: int
     speed: dict[str, Any]
+    streaming: dict[str, Any] | None
 
 
 def run(
@@ -99,19 +113,21 @@ def run(
     """
     stages = Stages(options.device)
     with stages("load"):
-        loaded, linears = load_dense(options, progress)
+        loaded, linears = load_dense(options, progress, stream=options.stream)
     size = checkpoint_bytes(loaded.model, linears, options.pattern, options.format)
     pruner = _Pruner(options, loaded, linears, work, progress, stages)
     # The pruned layers lie on the disk twice until the checkpoint is complete.
     require_disk(output, size + sum(packed_bytes(linears[name], options.pattern) for name in pruner.remaining))
     with stages("hash"):
-        source = source_of(options, loaded)
+        source = source_of(options, loaded, linears)
     sizes = [tensor.nbytes for tensor in unique_state(loaded.model).values()]
     require_source(work, source)
     if shards and shards[0].record.source.sha256 != source.sha256:
         raise CheckFailed(f"the shards in {shards[0].folder.parent} are of another model than {options.spec.name}: another SHA-256")
-    model_bytes = resident_bytes(options.device)
-    with peak_memory(options.device) as peak:
+    # A streamed model is on the meta device for the most part.
+    devices = {options.device, *devices_of(loaded.model)} - {torch.device("meta")}
+    model_bytes = resident_bytes(options.device, *devices)
+    with peak_memory(options.device, *devices) as peak:
         made = merged_calibration(shards) if shards else pruner.calibrate(examples)
         reports = pruner.prune(made["texts"], shards)
     origin = Origin(
@@ -123,40 +139,12 @@ def run(
         layers={name: Layer(shape=(linear.out_features, linear.in_features), report=reports[name]) for name, linear in linears.items()},
     )
     with stages("writing"), progress.task("writing", len(sizes)) as task:
-        provenance = write_checkpoint(output, loaded.model, loaded.tokenizer, origin, pruner.load, options.format, on_tensor=task.advance)
+        provenance = write_checkpoint(
+            output, loaded.model, loaded.tokenizer, origin, pruner.load, options.format, on_tensor=task.advance, read=pruner.read
+        )
     resumed = len(linears) - len(pruner.remaining)
     speed = calibration_speed(stages, made["report"], resumed)
-    return PruneOutcome(provenance, sum(sizes), size, resumed, stages.seconds, peak, model_bytes, speed)
-
-
-def load_dense(options: PruneOptions, progress: Progress) -> tuple[LoadedModel, dict[str, nn.Linear]]:
-    """The dense model and its linears that will be pruned.
-
-    Raises:
-        UsageError: A pattern or width that doesn't fit.
-        SdbenchError: A damaged model: NaN or Inf, in whatever tensor.
-    """
-    loaded = load_model(options.spec, options.device, options.dtype, progress.note)
-    linears = select_linears(loaded.model, options.targets, options.ignore)
-    for name, linear in linears.items():
-        options.pattern.require_width(linear.in_features, name)
-        require_weight(linear.weight, name)
-    for name, tensor in unique_state(loaded.model).items():
-        layer, _, what = name.rpartition(".")
-        if layer not in linears and tensor.is_floating_point():
-            require_finite(tensor, layer, what, DAMAGED)
-    return loaded, linears
-
-
-def source_of(options: PruneOptions, loaded: LoadedModel) -> Source:
-    """Which model it is, down to its weights."""
-    return Source(
-        model=options.spec.name,
-        kind=options.spec.kind,
-        revision=loaded.spec.revision,
-        dtype=str(options.dtype).removeprefix("torch."),
-        sha256=state_sha256(unique_state(loaded.model)),
-    )
+    return PruneOutcome(provenance, sum(sizes), size, resumed, stages.seconds, peak, model_bytes, speed, streamed(loaded, stages))
 
 
 def require_source(work: RunDirectory, source: Source) -> None:
@@ -186,7 +174,7 @@ def require_fitting(options: PruneOptions, shards: Sequence[StoredShard]) -> Non
         raise UsageError(f"statistics that were collected before cannot be used: {what}")
     if needs == "hessian" and record.kind != needs:
         raise UsageError(f"--method {options.method} needs Hessians, and the shards hold sums of squares; collect them with this method")
-    after = {"pattern", "method", "format", "shard", "targets", "ignore", "batch_size", "device"}
+    after = {"pattern", "method", "format", "shard", "targets", "ignore", "batch_size", "device", "device_map", "stream"}
     now = options.arguments()
     for name in dict.fromkeys((*record.arguments, *now)):
         if name not in after and record.arguments.get(name) != now.get(name):
@@ -279,7 +267,7 @@ class _Pruner:
         label = "/".join(self.options.sources) or self.options.method
         given = merged(shards, self.remaining, self.options.device) if shards else None
         if self.remaining:
-            with weights_in_place(self.linears, self._earlier()):
+            with self._earlier_in_place():
                 for name, pruned in prune(
                     self.options, self.loaded, self.remaining, replayed, self.progress, label, given=given, stages=self.stages
                 ):
@@ -291,6 +279,14 @@ class _Pruner:
         """A pruned layer's weight."""
         return StoredWeight(**load_file(self.files[name]))
 
+    def read(self, name: str) -> Tensor:
+        """A tensor that stays as it is."""
+        layer, _, what = name.rpartition(".")
+        module = self.loaded.model.get_submodule(layer)
+        with resident([module]):
+            found: Tensor = getattr(module, what).detach()
+        return found
+
     def _keep(self, name: str, pruned: Pruned) -> None:
         require_exact(pruned.keep, self.options.pattern, name)
         require_finite(pruned.weight, name, "pruned weight", "raise the damping, or prune in bf16 or fp32")
@@ -298,11 +294,12 @@ class _Pruner:
         _save(self.files[name], {part: getattr(stored, part).contiguous() for part in PARTS})
         self.work.add_row({"record": "layer", "layer": name, "report": pruned.report})
 
-    def _earlier(self) -> dict[str, Tensor]:
-        """What sequential calibration has to find in place: the layers that were pruned before the interruption."""
-        if not self.options.sequential:
-            return {}
-        return {name: to_dense(self.load(name), name).to(self.options.device) for name in sorted(self.done)}
+    def _earlier_in_place(self) -> AbstractContextManager[None]:
+        """Inside, sequential calibration finds what it has to: the layers that were pruned before the interruption."""
+        earlier = sorted(self.done) if self.options.sequential else []
+        if self.loaded.stream:
+            return self.loaded.stream.instead(earlier, lambda name: to_dense(self.load(name), name))
+        return weights_in_place(self.linears, {name: to_dense(self.load(name), name).to(self.options.device) for name in earlier})
 
 
 def _calibration(options: PruneOptions, made: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]]) -> Calibration:

@@ -17,6 +17,7 @@ KEYS = {
     "chain": ("kernel", "variant", "pattern", "layers"),
     "arm": ("arm", "pattern", "method"),
     "decode": ("arm", "path", "context"),
+    "batch": ("arm", "path", "context", "batch"),
     "fidelity": ("arm", "prefill", "example"),
     "layer": ("arm", "layer"),
 }
@@ -175,6 +176,12 @@ class Decode(_Line):
     profile: dict[str, dict[str, Number]] | None
 
 
+class Batch(Decode):
+    """The same with several prompts at once."""
+
+    batch: int
+
+
 class Sample(_Line):
     """An example's reply."""
 
@@ -197,6 +204,7 @@ KINDS: dict[str, type[_Line]] = {
     "fidelity": Fidelity,
     "layer": Layer,
     "decode": Decode,
+    "batch": Batch,
 }
 
 

@@ -22,9 +22,10 @@ from sdbench.memory import peak_memory
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.data import Example as DataExample
+from sdbench.suites.dense import load_dense, source_of
 from sdbench.suites.e2e.calibration import Shard, calibrate, sums_in_turn
 from sdbench.suites.e2e.data import calibration_questions
-from sdbench.suites.prune import PruneOptions, calibration_speed, load_dense, require_source, source_of
+from sdbench.suites.prune import PruneOptions, calibration_speed, require_source
 
 
 def shard_folder(folder: Path, shard: Shard) -> Path:
@@ -66,12 +67,12 @@ def collect_shard(
     require_free(output)
     stages = Stages(options.device)
     with stages("load"):
-        loaded, linears = load_dense(options, progress)
+        loaded, linears = load_dense(options, progress, stream=options.stream)
     kind = METHODS[options.method].needs
     assert kind != "none"
     require_disk(output, sum(4 * linear.in_features ** (2 if kind == "hessian" else 1) for linear in linears.values()))
     with stages("hash"):
-        source = source_of(options, loaded)
+        source = source_of(options, loaded, linears)
     require_source(work, source)
     with draft_of(output) as draft:
         with peak_memory(options.device) as peak:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sdbench.checkpoints.files import CheckpointFiles
+from sdbench.checkpoint_files import CheckpointFiles
 from sdbench.checkpoints.layout import layer_tensors
 from sdbench.checkpoints.stored import to_stored
 from sdbench.errors import CheckFailed, SdbenchError

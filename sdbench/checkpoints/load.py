@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+from sdbench.checkpoint_files import CheckpointFiles
 from sdbench.checkpoints import bitmask
-from sdbench.checkpoints.files import CheckpointFiles
 from sdbench.checkpoints.layout import QUANT_METHOD, quantization_config
 from sdbench.devices import resolve_device
 from sdbench.errors import CheckFailed, UsageError

@@ -1,7 +1,7 @@
 """``sdbench.json``: where a pruned checkpoint comes from, and the hashes by which it can be told from any other."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -144,15 +144,19 @@ def tensor_sha256(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def state_sha256(state: Mapping[str, Tensor]) -> str:
-    """One SHA-256 for a model: over name, dtype, shape and content of each tensor, in the order of the names."""
-    digest = hashlib.sha256()
-    names = sorted(state)
+def state_sha256(parts: Iterable[Mapping[str, Tensor]]) -> str:
+    """One SHA-256 for a model: over name, dtype, shape and content of each tensor, in the order of the names.
+
+    Args:
+        parts: The model's tensors by name, some at a time: not all of a streamed model are in memory at once.
+    """
+    lines: dict[str, str] = {}
     # SHA-256 leaves the interpreter's lock: one thread would take longer over a model than reading it.
     with ThreadPoolExecutor(HASH_THREADS) as pool:
-        for name, found in zip(names, pool.map(tensor_sha256, map(state.__getitem__, names)), strict=True):
-            digest.update(f"{name} {state[name].dtype} {list(state[name].shape)} {found}\n".encode())
-    return digest.hexdigest()
+        for state in parts:
+            for (name, tensor), found in zip(state.items(), pool.map(tensor_sha256, state.values()), strict=True):
+                lines[name] = f"{name} {tensor.dtype} {list(tensor.shape)} {found}\n"
+    return hashlib.sha256("".join(lines[name] for name in sorted(lines)).encode()).hexdigest()
 
 
 def file_sha256(path: Path) -> str:

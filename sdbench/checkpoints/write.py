@@ -11,30 +11,19 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sdbench.checkpoints.files import INDEX, WEIGHTS
+from sdbench.checkpoint_files import INDEX, WEIGHTS
 from sdbench.checkpoints.layout import GUARD, PROVENANCE_FILE, Format, layer_tensors, quantization_config, stored_shapes
 from sdbench.checkpoints.provenance import Origin, Provenance, file_sha256, make_provenance, tensor_sha256
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.packing import StoredWeight
 from sdbench.pattern import Pattern
 from sdbench.results import strict_json, write_atomic
+from sdbench.streaming import unique_state
 
 SHARD_BYTES = 2_000_000_000
 """Largest weight file by default: as much, and once more while it is saved, is in main memory."""
 SLACK_BYTES = 64 << 20
 """Room for the tokenizer and the JSON files."""
-
-
-def unique_state(model: nn.Module) -> dict[str, Tensor]:
-    """The model's parameters and persistent buffers by name; of tied ones only the first name."""
-    state: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    # keep_vars gives the parameters themselves, and tied ones are one and the same object.
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            state[name] = tensor.detach()
-    return state
 
 
 def checkpoint_bytes(model: nn.Module, layers: Mapping[str, nn.Linear], pattern: Pattern, kind: Format) -> int:
@@ -97,6 +86,7 @@ def write_checkpoint(
     kind: Format = "packed",
     shard_bytes: int = SHARD_BYTES,
     on_tensor: Callable[[], None] = lambda: None,
+    read: Callable[[str], Tensor] | None = None,
 ) -> Provenance:
     """Writes a checkpoint folder.
 
@@ -109,6 +99,7 @@ def write_checkpoint(
         kind: ``"packed"``, or ``"dense"`` for an ordinary checkpoint with zeros that any stack reads.
         shard_bytes: Largest weight file; a larger tensor has one of its own.
         on_tensor: Called after each parameter or layer, for progress.
+        read: Gives a tensor that is not pruned by its name; None for what stands in the model.
 
     Returns:
         What ``sdbench.json`` holds.
@@ -120,12 +111,13 @@ def write_checkpoint(
     require_free(output)
     pattern = Pattern.parse(origin.pattern)
     state = unique_state(model)
+    given = read or state.__getitem__
     require_disk(output, checkpoint_bytes(model, {name: model.get_submodule(name) for name in origin.layers}, pattern, kind))
 
     def entries() -> Iterator[dict[str, Tensor]]:
-        for name, tensor in state.items():
+        for name in state:
             layer = name.removesuffix(f".{GUARD}")
-            yield layer_tensors(layer, load(layer), kind) if layer in origin.layers else {name: tensor.cpu().contiguous()}
+            yield layer_tensors(layer, load(layer), kind) if layer in origin.layers else {name: given(name).cpu().contiguous()}
             on_tensor()
 
     with draft_of(output) as draft:

@@ -17,7 +17,7 @@ click.rich_click.TEXT_PARAGRAPH_LINEBREAKS = "\n\n"
 COMMANDS = {
     "e2e": "Calibrate, prune, decode and judge: dense, control and chosen arms in one table.",
     "kernels": "Check, search and time every SpMV variant on a model's shapes.",
-    "decode": "Time decoding at batch 1, dense, int8 and pruned, over context lengths; profile a step.",
+    "decode": "Time decoding, dense, int8 and pruned, over context lengths and batches; profile a step.",
     "tune": "Find the fastest right config of every kernel variant on this GPU, and keep it for all later runs.",
     "report": "Show runs again: tables, sums and notes from their run directories.",
     "runs": "List the run directories below a folder: of what, how they ended, when, with how many rows and attempts.",

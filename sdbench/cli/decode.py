@@ -5,7 +5,16 @@ from pathlib import Path
 
 import rich_click as click
 
-from sdbench.cli.options import device_option, json_option, model_dtype_option, model_option, output_option, run_directory
+from sdbench.cli.options import (
+    SPREAD,
+    device_map_option,
+    device_option,
+    json_option,
+    model_dtype_option,
+    model_option,
+    output_option,
+    run_directory,
+)
 from sdbench.cli.printing import print_result
 
 
@@ -14,6 +23,7 @@ from sdbench.cli.printing import print_result
 @click.option("--revision", help="Revision of a hub model.")
 @click.option("--pattern", "patterns", multiple=True, default=["2:4"], show_default=True, help="N:M, N kept of M; may be repeated.")
 @click.option("--context", "contexts", type=int, multiple=True, default=[128], show_default=True, help="Prompt length; may be repeated.")
+@click.option("--batch", "batches", type=int, multiple=True, default=[1], show_default=True, help="Prompts at once; may be repeated.")
 @click.option("--tokens", type=int, default=256, show_default=True, help="Exact length of the timed replies.")
 @click.option("--repeats", type=int, default=3, show_default=True, help="Timed replies; the median counts.")
 @click.option("--warmup-tokens", type=int, default=8, show_default=True, help="Tokens decoded before timing.")
@@ -29,6 +39,7 @@ from sdbench.cli.printing import print_result
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the prompts.")
 @model_dtype_option
 @device_option
+@device_map_option
 @output_option
 @json_option
 def command(
@@ -36,7 +47,9 @@ def command(
     revision: str | None,
     patterns: tuple[str, ...],
     contexts: tuple[int, ...],
+    batches: tuple[int, ...],
     device: str,
+    device_map: str | None,
     dtype: str,
     output: Path | None,
     as_json: bool,
@@ -49,7 +62,7 @@ def command(
     ignore: tuple[str, ...],
     seed: int,
 ) -> None:
-    """Time decoding at batch 1, dense, int8 and pruned, over context lengths; profile a step.
+    """Time decoding, dense, int8 and pruned, over context lengths and batches; profile a step.
 
     Beside the fused step, transformers' own ways are timed. Attention grows with the context and no pruning touches it, so that the
     speed-up shrinks: ask for the lengths that you serve.
@@ -57,6 +70,7 @@ def command(
     \b
     sdbench decode --model random:Qwen/Qwen3-4B-Instruct-2507
     sdbench decode --context 128 --context 2048 --context 8192 --profile
+    sdbench decode --batch 1 --batch 4 --batch 16 --batch 32
     sdbench decode --model demo --tokens 32 --no-baselines
     """
     from sdbench.devices import require_gpu, resolve_device, resolve_dtype
@@ -76,6 +90,7 @@ def command(
         dtype=resolve_dtype(dtype, target),
         patterns=tuple(dict.fromkeys(Pattern.parse(text) for text in patterns)),
         contexts=tuple(dict.fromkeys(contexts)),
+        batches=tuple(sorted(set(batches))),
         tokens=tokens,
         repeats=repeats,
         warmup_tokens=warmup_tokens,
@@ -84,7 +99,10 @@ def command(
         targets=targets,
         ignore=ignore,
         seed=seed,
+        device_map=device_map,
     )
+    if device_map:
+        require_gpu(target, device, SPREAD)
     if profiled:
         require_gpu(target, device, "--profile counts a GPU's kernels; leave it out")
     environment = describe(target if target.type == "cuda" else None)

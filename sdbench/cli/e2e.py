@@ -12,6 +12,8 @@ from sdbench.cli.calibration import METHODS, SOURCES, calibration_options
 from sdbench.cli.options import (
     DEMO_MAX_TOKENS,
     MAX_TOKENS,
+    SPREAD,
+    device_map_option,
     device_option,
     json_option,
     min_speedup_option,
@@ -78,6 +80,7 @@ FILE = click.Path(path_type=Path)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every draw.")
 @model_dtype_option
 @device_option
+@device_map_option
 @click.option("--allow-code-execution", is_flag=True, help="Run generated classes against their tests (classeval), locked away.")
 @click.option("--judge-url", help="OpenAI-compatible endpoint that scores texts (writingbench), such as http://localhost:8000/v1.")
 @click.option("--judge-model", help="The judge's name there; its key, if it wants one, goes into $SDBENCH_JUDGE_KEY.")
@@ -146,7 +149,7 @@ def command(
     sdbench e2e --model model.gguf --train data/train.jsonl \\
         --validation data/validation.jsonl --split-manifest data/manifest.json
     """
-    from sdbench.devices import resolve_device, resolve_dtype
+    from sdbench.devices import require_gpu, resolve_device, resolve_dtype
     from sdbench.environment import describe
     from sdbench.errors import CheckFailed, ExitCode, SdbenchError, UsageError
     from sdbench.models import resolve_model
@@ -204,6 +207,8 @@ def command(
         rival=resolve_model(compare_model, compare_revision, target) if compare_model is not None else None,
         **rest,  # type: ignore[arg-type]
     )
+    if options.device_map:
+        require_gpu(target, device, SPREAD)
     if plot:
         if not options.diagnose:
             raise UsageError("--plot draws what --diagnose measures; give both")

@@ -21,6 +21,8 @@ SPMV_VARIANTS = ("lane_row", "lane_row_nibble", "lsb_scan", "portable", "referen
 TUNABLE_VARIANTS = ("lane_row", "lane_row_nibble", "lsb_scan", "portable", "gemv", "fp8", "int8")
 """Names for the help pages, written out since the registry imports torch; a test compares them with it."""
 
+SPREAD = "--device-map spreads a model over GPUs; leave it out"
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DEMO_MAX_TOKENS, MAX_TOKENS = 160, 512
 """Longest reply where none is asked for: of the demo model, whose replies are short, and of any other."""
 
@@ -76,6 +78,12 @@ def variants_option(help: str, known: tuple[str, ...]) -> Callable[[Callable[...
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """``--json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")(function)
+
+
+def device_map_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--device-map``."""
+    help = "Spread the model over all visible GPUs, by accelerate's rule of this name; decodes by transformers' eager forward."
+    return click.option("--device-map", type=click.Choice(DEVICE_MAPS), help=help)(function)
 
 
 def device_option(function: Callable[..., Any]) -> Callable[..., Any]:

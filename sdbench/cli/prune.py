@@ -10,7 +10,16 @@ import rich_click as click
 from click import get_current_context
 
 from sdbench.cli.calibration import METHODS, SOURCES, calibration_options
-from sdbench.cli.options import DEMO_MAX_TOKENS, MAX_TOKENS, device_option, json_option, model_dtype_option, model_option
+from sdbench.cli.options import (
+    DEMO_MAX_TOKENS,
+    MAX_TOKENS,
+    SPREAD,
+    device_map_option,
+    device_option,
+    json_option,
+    model_dtype_option,
+    model_option,
+)
 from sdbench.cli.profiles import is_given
 from sdbench.cli.pruned import prune_document, prune_lines, shard_lines
 
@@ -50,11 +59,17 @@ WITHOUT_CALIBRATION = frozenset(
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every draw.")
 @model_dtype_option
 @device_option
+@device_map_option
 @click.option(
     "--run-directory",
     type=FILE,
     help="Where replies and pruned layers are kept until the checkpoint is complete, and run.json and rows.jsonl (times of every stage, "
     "peak memory) afterwards.  [default: a folder beside the output, gone afterwards]",
+)
+@click.option(
+    "--stream",
+    is_flag=True,
+    help="Read the model block by block, so that one larger than the device can be pruned; for calibration that decodes no replies.",
 )
 @click.option("--devices", help="Collect statistics on several devices at once, a process each, such as cuda:0,cuda:1.")
 @click.option("--shard", "share", help="Only collect statistics, of share I/N of the examples, into --statistics.")
@@ -92,6 +107,7 @@ def command(
     sdbench prune --model model.gguf --pattern 16:32 --format dense --output zeros
     sdbench prune --train data/train.jsonl \\
         --split-manifest data/manifest.json --output pruned
+    sdbench prune --model org/large --stream --calib prefill --output pruned
     sdbench prune --model org/model --shard 1/2 --statistics shards
     sdbench prune --model org/model --merge shards --output pruned
     """
@@ -99,7 +115,7 @@ def command(
 
     from sdbench.calibrate.store import read_shards
     from sdbench.checkpoints.write import require_free
-    from sdbench.devices import resolve_device, resolve_dtype
+    from sdbench.devices import require_gpu, resolve_device, resolve_dtype
     from sdbench.environment import describe
     from sdbench.errors import ExitCode, SdbenchError, UsageError
     from sdbench.models import resolve_model
@@ -120,6 +136,10 @@ def command(
         raise UsageError("--shard only collects statistics; leave out --output and --run-directory")
     if shard is None and output is None:
         raise UsageError("Missing option '--output'")
+    if sum(map(bool, (rest["stream"], rest["device_map"], devices))) > 1:
+        raise UsageError(
+            "--stream, --device-map and --devices exclude each other: a block at a time, or on each GPU a part or all of the model"
+        )
     goal = shard_folder(statistics, shard) if shard and statistics else output
     assert goal is not None
     require_free(goal)
@@ -139,6 +159,8 @@ def command(
         shard=shard,
         **rest,  # type: ignore[arg-type]
     )
+    if options.device_map:
+        require_gpu(target, device, SPREAD)
     examples = load_calibration(options)
     if shard or names:
         require_shardable(options)
@@ -172,7 +194,7 @@ def command(
         raise SdbenchError(f"interrupted; the same command goes on with what is in {work}", ExitCode.INTERRUPTED) from error
     except OutOfMemoryError as error:
         what = " ".join(str(error).split())[:150]
-        advice = "use a smaller --batch-size for replies, fewer --calibration-tokens, or a larger GPU"
+        advice = "use a smaller --batch-size for replies, fewer --calibration-tokens, --stream, or a larger GPU"
         raise SdbenchError(f"out of GPU memory ({what}); {advice}; what is finished is in {work}") from error
     tidy(work, keep=run_directory is not None)
     if shard:

@@ -25,6 +25,7 @@ def prune_document(output: Path, outcome: "PruneOutcome", shards: "Sequence[Stor
         "model_bytes": outcome.model_bytes,
         "peak_bytes": outcome.peak.bytes,
         "peak_bytes_reason": outcome.peak.reason,
+        "streaming": outcome.streaming,
         "provenance": outcome.provenance,
     }
 
@@ -48,8 +49,13 @@ def prune_lines(output: Path, outcome: "PruneOutcome", shards: "Sequence[StoredS
     if outcome.peak.bytes is None:
         lines.append(f"peak {kind}: unknown ({outcome.peak.reason})")
     else:
-        before = f"{outcome.model_bytes / 1e9:.2f} GB with the model alone"
+        alone = "what lies outside of its blocks" if outcome.streaming else "the model"
+        before = f"{outcome.model_bytes / 1e9:.2f} GB with {alone} alone"
         lines.append(f"peak {kind}: {outcome.peak.bytes / 1e9:.2f} GB while calibrating and pruning, {before}")
+    if streaming := outcome.streaming:
+        most, hidden = streaming["peak_weight_bytes"] / 1e9, streaming["hidden_states"]
+        line = f"streamed: {streaming['blocks']} blocks of up to {streaming['block_bytes'] / 1e9:.2f} GB, {most:.2f} GB of weights at once"
+        lines.append(line + (f", {hidden['bytes'] / 1e9:.2f} GB of hidden states on the {hidden['device']}" if hidden else ""))
     return [*lines, seconds_line(outcome.seconds), f"next: sdbench verify {output}"]
 
 

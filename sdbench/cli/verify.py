@@ -25,7 +25,7 @@ def command(path: Path, pattern: str | None, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from sdbench.checkpoints.files import CheckpointFiles
+    from sdbench.checkpoint_files import CheckpointFiles
     from sdbench.checkpoints.verify import CHECKS, verify
     from sdbench.errors import CheckFailed
     from sdbench.pattern import Pattern

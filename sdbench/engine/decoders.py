@@ -60,10 +60,14 @@ class TransformersDecoder:
 
     def reply(self, prompt: Sequence[int], *, max_new_tokens: int, eos_ids: Collection[int], ignore_eos: bool = False) -> Reply:
         """One reply."""
-        (reply,) = greedy(
-            self._model, [prompt], max_new_tokens=max_new_tokens, eos_ids=eos_ids, ignore_eos=ignore_eos, forward=self._forward
-        )
+        (reply,) = self.replies([prompt], max_new_tokens=max_new_tokens, eos_ids=eos_ids, ignore_eos=ignore_eos)
         return reply
+
+    def replies(
+        self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, eos_ids: Collection[int], ignore_eos: bool = False
+    ) -> list[Reply]:
+        """Replies to as many prompts at once as ``forward`` was made for."""
+        return greedy(self._model, prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, ignore_eos=ignore_eos, forward=self._forward)
 
 
 def fastest(model: Any, packed: Mapping[str, PackedLinear], max_positions: int) -> tuple[Decoder, str, str | None]:
@@ -85,6 +89,23 @@ def fastest(model: Any, packed: Mapping[str, PackedLinear], max_positions: int) 
         except SdbenchError as error:
             reason = f"{reason}; {error}"
     return named(EAGER, model, packed, max_positions), EAGER, reason
+
+
+def batched(path: str, model: Any, packed: Mapping[str, PackedLinear], max_positions: int, batch: int) -> TransformersDecoder:
+    """One way to decode several prompts at once: the static-cache step in a graph, or the eager forward.
+
+    Args:
+        path: `GRAPH` or `EAGER`.
+        model: A transformers causal language model in eval mode.
+        packed: Its packed linears by name; empty for a dense model.
+        max_positions: Longest prompt and reply together.
+        batch: Prompts at once.
+
+    Raises:
+        SdbenchError: The model cannot be run so.
+    """
+    forward = GraphForward(model, max_positions, batch=batch) if path == GRAPH else EagerForward(model)
+    return TransformersDecoder(model, packed, forward)
 
 
 def named(path: str, model: Any, packed: Mapping[str, PackedLinear], max_positions: int) -> Decoder:

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import StaticCache
 from transformers.cache_utils import StaticLayer
 
+from sdbench.devices import devices_of
 from sdbench.engine.greedy import EagerForward, cache_keyword
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.engine.phase import current_phase, phase
@@ -28,12 +29,14 @@ class GraphForward(EagerForward):
         batch: Prompts at once.
 
     Raises:
-        SdbenchError: The model's cache keeps state outside the device (sliding windows), which a graph would freeze, or a step of it does
-            what no graph may hold (reads something back, say).
+        SdbenchError: The model's cache keeps state outside the device (sliding windows), which a graph would freeze, it is spread over
+            several devices, or a step of it does what no graph may hold (reads something back, say).
     """
 
     def __init__(self, model: Any, max_positions: int, capture: bool = True, batch: int = 1):
         super().__init__(model)
+        if len(devices_of(model)) > 1:
+            raise SdbenchError(f"no CUDA graph for {type(model).__name__}: it is spread over {', '.join(map(str, devices_of(model)))}")
         self.max_positions = max_positions
         self._cache = StaticCache(config=model.config, max_cache_len=max_positions)
         foreign = {type(layer).__name__ for layer in self._cache.layers if type(layer) is not StaticLayer}

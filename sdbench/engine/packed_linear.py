@@ -1,6 +1,6 @@
 """A linear whose decode steps run through the packed SpMV, and the swap of a live model's linears for such modules."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -23,13 +23,13 @@ class PackedLinear(nn.Module):
     """y = W x + b with W packed N:M; the explicit phase says which way it runs.
 
     Args:
-        packed: W ``[out, in]``, for decode steps (one SpMV a row).
+        packed: W ``[out, in]``, for decode steps: an SpMV for one row, the product of several tokens for more.
         prefill_weight: Dense ``[out, in]`` matrix for the prefill; None for W itself, from its packed form.
         bias: ``[out]`` or None.
         variant: SpMV variant; ``"auto"`` takes the fastest for the device.
 
     Attributes:
-        calls: SpMV launches so far.
+        calls: Rows of decode steps that were multiplied so far, each an SpMV where it came alone.
     """
 
     def __init__(self, packed: PackedWeight, prefill_weight: Tensor | None, bias: Tensor | None, variant: str = "auto"):
@@ -47,6 +47,11 @@ class PackedLinear(nn.Module):
         Raises:
             RuntimeError: No phase is open (see :mod:`sdbench.engine.phase`): one position may be a decode step or a short prompt.
         """
+        # Triton launches on the current device, which is not this layer's where a model is spread over several.
+        with torch.cuda.device_of(x):
+            return self._product(x)
+
+    def _product(self, x: Tensor) -> Tensor:
         phase = current_phase()
         if phase is None:
             raise RuntimeError("a PackedLinear ran outside a phase; drive the model by sdbench.engine.greedy")
@@ -57,8 +62,7 @@ class PackedLinear(nn.Module):
         else:
             rows = x.reshape(-1, self.in_features)
             self.calls += len(rows)
-            y = torch.stack([self.spmv(row) for row in rows]) if len(rows) > 1 else self.spmv(rows)
-            y = y.view(*x.shape[:-1], self.out_features)
+            y = spmm(self.packed, x) if len(rows) > 1 else self.spmv(rows).view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
     @property
@@ -98,8 +102,9 @@ def packed_linears(
     modules: dict[str, PackedLinear] = {}
     for name, packed in weights.items():
         linear = originals[name]
-        modules[name] = PackedLinear(packed, linear.weight.detach() if prefill == "dense" else None, linear.bias, variant)
-        _check(modules[name], linear.weight.dtype, name)
+        with torch.cuda.device_of(linear.weight):
+            modules[name] = PackedLinear(packed, linear.weight.detach() if prefill == "dense" else None, linear.bias, variant)
+            require_right(modules[name], linear.weight.dtype, name, (1, 2))
     try:
         for name, module in modules.items():
             _replace(model, name, module)
@@ -130,23 +135,27 @@ def _in_main_memory(model: nn.Module, linears: Iterable[nn.Linear]) -> Iterator[
             weight.data = weight.data.to(devices[key])
 
 
-def _check(module: PackedLinear, dtype: torch.dtype, name: str) -> None:
-    device, generator = module.packed.device, torch.Generator(module.packed.device).manual_seed(0)
-    dense = module.packed.unpack().double()
+def require_right(module: PackedLinear, dtype: torch.dtype, name: str, tokens: Sequence[int]) -> None:
+    """Checks a module's products on random input against the float64 product with the unpacked matrix.
 
-    def wrong(tokens: int) -> float | None:
-        """The error of a product with so many rows, where it is more than rounding."""
-        x = torch.randn(tokens, module.in_features, device=device, generator=generator).to(dtype)
-        y = spmm(module.packed, x) if tokens > 1 else module.spmv(x[0], torch.float32)[None]
+    Args:
+        module: The module.
+        dtype: Of its input.
+        name: What messages call it.
+        tokens: Numbers of rows at once.
+
+    Raises:
+        CheckFailed: One is wrong by more than rounding.
+    """
+    device = module.packed.device
+    generator, dense = torch.Generator(device).manual_seed(0), module.packed.unpack().double()
+    for count in tokens:
+        x = torch.randn(count, module.in_features, device=device, generator=generator).to(dtype)
+        y = spmm(module.packed, x) if count > 1 else module.spmv(x[0], torch.float32)[None]
         error = relative_error(y, x.double() @ dense.T)
-        return None if within(error, TOLERANCE[y.dtype]) else error
-
-    error = wrong(1)
-    if error is not None:
-        raise CheckFailed(f"layer {name}: the {module.variant} SpMV is wrong here, relative error {error:.1e}; run 'sdbench kernels'")
-    error = wrong(2) if module.prefill_weight is None else None
-    if error is not None:
-        raise CheckFailed(f"layer {name}: the packed product of several tokens is wrong here, relative error {error:.1e}")
+        if not within(error, TOLERANCE[y.dtype]):
+            what = f"packed product of {count} tokens" if count > 1 else f"{module.variant} SpMV"
+            raise CheckFailed(f"layer {name}: the {what} is wrong here, relative error {error:.1e}; run 'sdbench kernels'")
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

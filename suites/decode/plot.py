@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sdbench.suites import plots
+from sdbench.suites.decode.batches import batch_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +22,7 @@ def draw_contexts(rows: Sequence[Row]) -> "Figure | None":
     Returns:
         None where no row has a rate.
     """
-    timed = [row for row in rows if row["decode_rate"]]
+    timed = [row for row in rows if row["decode_rate"] and batch_of(row) == 1]
     if not timed:
         return None
     from matplotlib.figure import Figure

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from sdbench.suites.decode.batches import batch_of, batch_table
 from sdbench.suites.memory import memory_table
 from sdbench.suites.runs import Report, SavedRun, Table, measured
 from sdbench.tables import Column
@@ -63,15 +64,24 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
         *_legend(rows),
         "pruned by magnitude: only speed is measured",
     ]
-    for row in rows:
+    everything, rows = rows, [row for row in rows if batch_of(row) == 1]
+    for row in everything:
         if row["outcome"] != "correct":
-            lines.append(f"{row['arm']}, {row['path']}, {row['context']}: {row['outcome']} ({row['reason']})")
+            several = f", {batch_of(row)} prompts" if batch_of(row) > 1 else ""
+            lines.append(f"{row['arm']}, {row['path']}, {row['context']}{several}: {row['outcome']} ({row['reason']})")
         if row["capture"]:
             took = f"{row['capture']['seconds']:.1f} s, {row['capture']['bytes'] / 1e6:.0f} MB"
             lines.append(f"graph of {row['arm']} at {row['context']}: {took} (compilation included)")
-    if all(row["ceiling"] is None for row in rows):
+    if "device_map" in arguments:
+        count = max(row["devices"] for row in everything)
+        lines.append(
+            f"--device-map {arguments['device_map']}: the model lies on {count} GPUs, which work one after the other; eager "
+            "forwards are bound by launches, and the ceiling is that of one GPU's bandwidth"
+        )
+    if all(row["ceiling"] is None for row in everything):
         lines.append("no GPU: rates say nothing about GPU speed, and there is no ceiling")
-    document = {"schema": SCHEMA, "model": arguments["model"], "environment": environment, "rows": list(rows)}
+    document = {"schema": SCHEMA, "model": arguments["model"], "environment": environment, "rows": list(everything)}
+    batches = [batch_table(everything)] if len(everything) > len(rows) else []
     profiles = [_profile(row) for row in rows if row["profile"]]
     return Report(
         f"{arguments['model']}: decoding at batch 1",
@@ -79,8 +89,9 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
         [_cells(row) for row in rows],
         lines,
         document,
-        rows,
+        everything,
         more=[
+            *batches,
             _step(rows),
             _memory(rows),
             *filter(None, [memory_table(KEYS, [(_keys(row), row["memory"]) for row in rows])]),
@@ -93,7 +104,8 @@ def of_run(run: SavedRun) -> Report:
     """The report of a run directory."""
     from sdbench.suites.decode.suite import judge
 
-    rows = judge([measured(row) for row in run.latest("decode", "arm", "path", "context")])
+    kinds = {"decode": ("arm", "path", "context"), "batch": ("arm", "path", "context", "batch")}
+    rows = judge([measured(row) for kind, key in kinds.items() for row in run.latest(kind, *key)])
     return report(rows, run.record.arguments, run.now("environment"))
 
 

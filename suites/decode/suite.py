@@ -13,10 +13,11 @@ from triton.runtime.errors import OutOfResources
 
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
-from sdbench.engine.decoders import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH, Decoder, named
+from sdbench.devices import devices_of
+from sdbench.engine.decoders import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH, Decoder, TransformersDecoder, batched, named
 from sdbench.engine.fused import FusedDecoder
-from sdbench.engine.greedy import clock, position_limit
-from sdbench.engine.packed_linear import PackedLinear, packed_linears
+from sdbench.engine.greedy import Reply, clock, position_limit
+from sdbench.engine.packed_linear import PackedLinear, packed_linears, require_right
 from sdbench.engine.resident import weights_memory
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels.read import read_bandwidth
@@ -26,6 +27,7 @@ from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
+from sdbench.suites.decode.batches import batch_of
 from sdbench.suites.decode.profile import profile
 from sdbench.suites.e2e.ceiling import step_bytes
 from sdbench.suites.memory import beside_dense
@@ -59,6 +61,8 @@ class DecodeOptions:
         targets: Patterns of the linears to prune; none for all.
         ignore: Patterns of the linears to leave dense.
         seed: Seed of the prompts.
+        device_map: How the model is spread over the GPUs, one of `sdbench.devices.DEVICE_MAPS`; None for ``device`` alone.
+        batches: Prompts at once. One is decoded in every way; several by transformers' step over a static cache, dense and pruned.
 
     Raises:
         UsageError: A number out of range.
@@ -77,10 +81,13 @@ class DecodeOptions:
     targets: tuple[str, ...]
     ignore: tuple[str, ...]
     seed: int
+    device_map: str | None = None
+    batches: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
         for name, value, least in (
             ("context", min(self.contexts), 1),
+            ("batch", min(self.batches), 1),
             ("tokens", self.tokens, 2),
             ("repeats", self.repeats, 1),
             ("warmup-tokens", self.warmup_tokens, 0),
@@ -110,7 +117,7 @@ class DecodeOptions:
             "targets": list(self.targets),
             "ignore": list(self.ignore),
             "seed": self.seed,
-        }
+        } | {name: value for name, value in (("device_map", self.device_map), ("batch", list(self.batches))) if value not in (None, [1])}
 
 
 @dataclass(frozen=True)
@@ -121,11 +128,13 @@ class _Way:
         arm: ``dense``, ``int8`` or a pattern.
         path: Name of the decoder.
         context: Prompt length.
+        batch: Prompts at once.
     """
 
     arm: str
     path: str
     context: int
+    batch: int = 1
 
 
 def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progress) -> list[Row]:
@@ -139,7 +148,7 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
     Returns:
         A row a way and context, with ``speedup`` over the fastest way to decode the dense weights at that context.
     """
-    done = {_key(row): row for row in (directory.rows if directory else []) if row["record"] == "decode"}
+    done = {_key(row): row for row in (directory.rows if directory else []) if row["record"] in ("decode", "batch")}
     ways = _ways(options)
     loaded: LoadedModel | None = None
     kept = sum(_way_key(way) in done for way in ways)
@@ -155,20 +164,23 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
             if not missing:
                 continue
             if loaded is None:
-                loaded = load_model(options.spec, options.device, options.dtype, progress.note)
+                loaded = load_model(options.spec, options.device, options.dtype, progress.note, options.device_map)
                 _require_positions(options, loaded)
             with _pruned(arm, loaded, options) as packed:
                 for way in missing:
                     row = _measure(way, loaded, packed, options)
                     if directory:
-                        directory.add_row({"record": "decode", **row})
+                        directory.add_row({"record": "decode" if way.batch == 1 else "batch", **row})
                     done[_way_key(way)] = row
                     task.advance()
     return judge([{name: value for name, value in done[_way_key(way)].items() if name not in ("record", "attempt")} for way in ways])
 
 
 def judge(rows: list[Row]) -> list[Row]:
-    """Adds each row's speed-up over the fastest bf16 (or unrounded) dense way at its context, and its memory over the first dense way's."""
+    """Adds each row's speed-up over the fastest bf16 (or unrounded) dense way at its context and batch; None without one.
+
+    Also its memory over that of the first dense way.
+    """
     dense_memory = next((row["memory"] for row in rows if row["arm"] == DENSE and row.get("memory")), None)
     for row in rows:
         if row.get("memory"):
@@ -176,7 +188,7 @@ def judge(rows: list[Row]) -> list[Row]:
         dense = [
             other["decode_rate"]["p50"]
             for other in rows
-            if other["arm"] == DENSE and other["context"] == row["context"] and other["decode_rate"]
+            if other["arm"] == DENSE and (other["context"], batch_of(other)) == (row["context"], batch_of(row)) and other["decode_rate"]
         ]
         row["speedup"] = row["decode_rate"]["p50"] / max(dense) if dense and row["decode_rate"] else None
     return rows
@@ -193,7 +205,24 @@ def require_some(rows: Sequence[Row]) -> None:
 
 
 def _ways(options: DecodeOptions) -> list[_Way]:
+    """One prompt at a time by every way, where it is asked for, then several at once."""
+    path = GRAPH if options.device.type == "cuda" and not options.device_map else EAGER
+    several = [
+        _Way(arm, path, context, batch)
+        for arm in (DENSE, *map(str, options.patterns))
+        for context in options.contexts
+        for batch in options.batches
+        if batch > 1
+    ]
+    return [*(_single_ways(options) if 1 in options.batches else []), *several]
+
+
+def _single_ways(options: DecodeOptions) -> list[_Way]:
     fused = FUSED_GRAPH if options.device.type == "cuda" else FUSED
+    if options.device_map:
+        # The fused step, first, has a row that says why it cannot run.
+        ways = [_Way(DENSE, fused, options.contexts[0])] if options.baselines else []
+        return ways + [_Way(arm, EAGER, context) for arm in (DENSE, *map(str, options.patterns)) for context in options.contexts]
     ways = [_Way(DENSE, fused, context) for context in options.contexts]
     if options.baselines:
         others = (COMPILED, GRAPH, EAGER) if options.device.type == "cuda" else (EAGER,)
@@ -228,21 +257,30 @@ def _pruned(arm: str, loaded: LoadedModel, options: DecodeOptions) -> Iterator[M
 
 def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear], options: DecodeOptions) -> Row:
     row: Row = {"arm": way.arm, "path": way.path, "context": way.context, "tokens": options.tokens, "outcome": "correct"}
-    row |= dict.fromkeys(_FIGURES)
-    device = options.device
+    row |= {"batch": way.batch} if way.batch > 1 else {}
+    row |= {"devices": len(devices_of(loaded.model))} | dict.fromkeys(_FIGURES)
+    device, devices = options.device, devices_of(loaded.model)
     length = way.context + options.longest
     generator = torch.Generator().manual_seed(options.seed)
-    prompt = torch.randint(0, loaded.model.config.get_text_config().vocab_size, (way.context,), generator=generator).tolist()
+    vocabulary = loaded.model.config.get_text_config().vocab_size
+    prompts = torch.randint(0, vocabulary, (way.batch, way.context), generator=generator).tolist()
     # What torch.compile made for an earlier way is in reference cycles.
     gc.collect()
+    for name, module in packed.items() if way.batch > 1 else ():
+        with torch.cuda.device_of(module.packed.values):
+            require_right(module, options.dtype, name, (way.batch,))
     try:
-        before = resident_bytes(device)
+        before = resident_bytes(*devices)
         begun = clock(device)
-        decoder = named(way.path, loaded.model, packed, length)
-        decoder.reply(prompt, max_new_tokens=1, eos_ids=(), ignore_eos=True)
+        decoder: Decoder
+        if way.batch > 1:
+            decoder = batched(way.path, loaded.model, packed, length, way.batch)
+        else:
+            decoder = named(way.path, loaded.model, packed, length)
+        _reply(decoder, prompts, 1)
         started = clock(device) - begun
-        with peak_memory(device) as peak:
-            replies = _replies(decoder, prompt, way, options)
+        with peak_memory(*devices) as peak:
+            replies = _replies(decoder, prompts, way, options)
     except (torch.OutOfMemoryError, OutOfResources) as error:
         return row | {"outcome": "out_of_resources", "reason": " ".join(str(error).split())[:200]}
     except TritonError as error:
@@ -252,18 +290,18 @@ def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear],
     except SdbenchError as error:
         return row | {"outcome": "constraint", "reason": str(error)}
     rates = summarise([rate for rate, _ in replies])
-    nbytes = _step_bytes(decoder, loaded, packed, way.context + options.tokens // 2)
-    ceiling = read_bandwidth(min(nbytes, _PROBE_BYTES), device) / nbytes if device.type == "cuda" else None
+    nbytes = _step_bytes(decoder, loaded, packed, way.batch * (way.context + options.tokens // 2))
+    ceiling = way.batch * read_bandwidth(min(nbytes, _PROBE_BYTES), device) / nbytes if device.type == "cuda" else None
     row |= {
         "decode_rate": rates.as_dict() if rates else None,
-        "ms_per_token": 1e3 / rates.p50 if rates else None,
+        "ms_per_token": 1e3 * way.batch / rates.p50 if rates else None,
         "ttft_ms": 1e3 * sorted(seconds for _, seconds in replies)[len(replies) // 2],
         "start_seconds": started,
         "step_bytes": nbytes,
-        "gbps": nbytes * rates.p50 / 1e9 if rates else None,
+        "gbps": nbytes * rates.p50 / way.batch / 1e9 if rates else None,
         "ceiling": ceiling,
         "of_ceiling": rates.p50 / ceiling if rates and ceiling else None,
-        "memory": _memory(loaded, packed, decoder, max(0, resident_bytes(device) - before)) | {"peak": peak.bytes},
+        "memory": _memory(loaded, packed, decoder, max(0, resident_bytes(*devices) - before)) | {"peak": peak.bytes},
     }
     if isinstance(decoder, FusedDecoder):
         step, captured = decoder.step, decoder.captured
@@ -282,19 +320,26 @@ def _memory(loaded: LoadedModel, packed: Mapping[str, PackedLinear], decoder: De
     memory = weights_memory(loaded, packed, decoder)
     added = memory["packed"] - storage_bytes(tensor for module in packed.values() for tensor in module.packed.tensors)
     workspace = max(0, grown - added - (memory["cache"] or 0))
-    return memory | {"decoder": grown, "workspace": workspace, "resident": resident_bytes(loaded.model.device)}
+    return memory | {"decoder": grown, "workspace": workspace, "resident": resident_bytes(*devices_of(loaded.model))}
 
 
-def _replies(decoder: Decoder, prompt: Sequence[int], way: _Way, options: DecodeOptions) -> list[tuple[float, float]]:
-    """Decode rate and prefill seconds of each repeat."""
+def _reply(decoder: Decoder, prompts: Sequence[Sequence[int]], tokens: int) -> Reply:
+    """Exactly so many tokens for each prompt; the first one's reply, whose times are those of all."""
+    if isinstance(decoder, TransformersDecoder):
+        return decoder.replies(prompts, max_new_tokens=tokens, eos_ids=(), ignore_eos=True)[0]
+    return decoder.reply(prompts[0], max_new_tokens=tokens, eos_ids=(), ignore_eos=True)
+
+
+def _replies(decoder: Decoder, prompts: Sequence[Sequence[int]], way: _Way, options: DecodeOptions) -> list[tuple[float, float]]:
+    """Decode rate, of all prompts together, and prefill seconds of each repeat."""
     # An eager cache grows, so that each length is a shape of its own: all of them are warmed up.
     warmup = options.tokens if way.path == EAGER else options.warmup_tokens
     if warmup:
-        decoder.reply(prompt, max_new_tokens=warmup, eos_ids=(), ignore_eos=True)
+        _reply(decoder, prompts, warmup)
     found = []
     for _ in range(options.repeats):
-        reply = decoder.reply(prompt, max_new_tokens=options.tokens, eos_ids=(), ignore_eos=True)
-        found.append((decode_rate(len(reply.ids), reply.decode_seconds) or 0.0, reply.prefill_seconds))
+        reply = _reply(decoder, prompts, options.tokens)
+        found.append((way.batch * (decode_rate(len(reply.ids), reply.decode_seconds) or 0.0), reply.prefill_seconds))
     return found
 
 
@@ -307,9 +352,9 @@ def _step_bytes(decoder: Decoder, loaded: LoadedModel, packed: Mapping[str, Pack
     return nbytes
 
 
-def _key(row: Row) -> tuple[str, str, int]:
-    return row["arm"], row["path"], row["context"]
+def _key(row: Row) -> tuple[str, str, int, int]:
+    return row["arm"], row["path"], row["context"], batch_of(row)
 
 
-def _way_key(way: _Way) -> tuple[str, str, int]:
-    return way.arm, way.path, way.context
+def _way_key(way: _Way) -> tuple[str, str, int, int]:
+    return way.arm, way.path, way.context, way.batch

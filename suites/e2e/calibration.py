@@ -20,6 +20,7 @@ from sdbench.errors import CheckFailed, SdbenchError, UsageError
 from sdbench.models import LoadedModel
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
+from sdbench.streaming import resident
 from sdbench.suites.e2e.data import Question
 from sdbench.suites.e2e.options import CalibrationOptions
 from sdbench.timing import within
@@ -186,11 +187,11 @@ def prune(
     stages = stages or Stages(options.device)
     pattern, method, weighting = options.pattern, options.method, options.choices.weighting
     if METHODS[method].needs == "none":
-        results = stages.timed("pruning", prune_linears(linears, {}, pattern, method))
+        results = stages.timed("pruning", _prune_each(options, linears))
     elif options.sequential:
         results = prune_sequentially(loaded.model, linears, texts, pattern, method, weighting, stages)
     else:
-        turns = given if given is not None else sums_in_turn(options, loaded, linears, texts, progress, label)
+        turns = given if given is not None else sums_in_turn(options, loaded, linears, texts, progress, label, stages)
         results = _prune_in_turn(options, linears, stages.timed("collection", turns), stages)
     with progress.task(f"pruning: {label}", len(linears)) as task:
         for name, pruned in results:
@@ -205,8 +206,10 @@ def sums_in_turn(
     texts: Sequence[CalibrationText],
     progress: Progress,
     label: str,
+    stages: Stages | None = None,
 ) -> Iterator[dict[str, InputSums]]:
-    """Sums over one source's texts on the dense model: of all layers at once, or where these would be large of one block at a time.
+    """Sums over one source's texts on the dense model: of all layers at once, or of one block at a time where the sums of all would be
+    large or the model is streamed.
 
     Args:
         options: The run; its method says which sums.
@@ -215,15 +218,18 @@ def sums_in_turn(
         texts: The texts of `calibrate`.
         progress: Where to report.
         label: What the progress calls this arm.
+        stages: Is told where hidden states lie.
     """
     kind, weighting = METHODS[options.method].needs, options.choices.weighting
     if kind == "none":
         return
-    if kind == "hessian":
-        turns = collect_by_block(loaded.model, linears, texts, kind, weighting)
+    if kind == "hessian" or loaded.stream:
+        turns = collect_by_block(loaded.model, linears, texts, kind, weighting, stages)
         try:
             first = next(turns)
         except SdbenchError as error:
+            if loaded.stream:
+                raise
             progress.note(f"Hessians of all layers at once, since the model cannot be run block by block: {error}")
         else:
             yield first
@@ -243,8 +249,16 @@ def _prune_in_turn(
         statistics = statistics_of(sums)
         # Whoever made them is done with them, and Hessians are large.
         sums.clear()
-        yield from stages.timed("pruning", prune_linears(inside, statistics, options.pattern, options.method))
+        with resident(inside.values()):
+            yield from stages.timed("pruning", prune_linears(inside, statistics, options.pattern, options.method))
         del statistics
+
+
+def _prune_each(options: CalibrationOptions, linears: Mapping[str, nn.Linear]) -> Iterator[tuple[str, Pruned]]:
+    """Prunes by a method that needs no statistics."""
+    for name, linear in linears.items():
+        with resident([linear]):
+            yield from prune_linears({name: linear}, {}, options.pattern, options.method)
 
 
 class _Answers:

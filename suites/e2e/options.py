@@ -50,11 +50,12 @@ class CalibrationOptions:
         sequential: Calibrate each block on the pruned blocks before it, instead of all on the dense model.
         chosen_task: What is asked; None for the bundled arithmetic, or for own questions where ``train`` or ``data`` is given.
         data: The task's own file, of which a part is held out; None where ``train`` is given or the task brings its data.
+        device_map: How the model is spread over the GPUs, one of `sdbench.devices.DEVICE_MAPS`; None for ``device`` alone.
     """
 
     least: ClassVar[dict[str, int]] = {"calibration_examples": 1, "max_tokens": 1, "prompt_tokens": 1, "batch_size": 1}
     files: ClassVar[tuple[str, ...]] = ("train", "split_manifest")
-    told_otherwise: ClassVar[tuple[str, ...]] = ("spec", "choices", "chosen_task", "judge", "rival", "harness")
+    told_otherwise: ClassVar[tuple[str, ...]] = ("spec", "choices", "chosen_task", "judge", "rival", "harness", "device_map")
 
     spec: ModelSpec
     device: torch.device
@@ -76,6 +77,7 @@ class CalibrationOptions:
     sequential: bool = False
     chosen_task: Task | None = None
     data: Path | None = None
+    device_map: str | None = None
 
     def __post_init__(self) -> None:
         for name, minimum in self.least.items():
@@ -129,7 +131,8 @@ class CalibrationOptions:
         model = {"model": self.spec.name, "revision": self.spec.revision}
         asked = self.spec.kind != "random"
         task = {"task": self.task.name if asked else None, "task_version": self.task.version if asked else None}
-        return model | task | plain | self.choices.arguments() | self._pinned
+        spread = {"device_map": self.device_map} if self.device_map else {}
+        return model | task | plain | spread | self.choices.arguments() | self._pinned
 
     @cached_property
     def _pinned(self) -> dict[str, str | None]:

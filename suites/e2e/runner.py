@@ -12,6 +12,7 @@ from triton.errors import TritonError
 
 from sdbench.calibrate.in_place import weights_in_place
 from sdbench.calibrate.sources import CalibrationText
+from sdbench.devices import devices_of
 from sdbench.engine.decoders import COMPILED, EAGER, FUSED_INT8, GRAPH, Decoder, fastest, named
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
 from sdbench.engine.resident import weights_memory
@@ -156,7 +157,7 @@ class Runner:
             if arm.weights == "int8" and options.device.type == "cuda" and path != FUSED_INT8:
                 return NOT_MEASURED | dict.fromkeys(REASONS, f"int8 weights have a kernel in the fused step alone: {why}")
             contender = Contender(arm.name, self.loaded, decoder, path)
-            with peak_memory(options.device) as peak:
+            with peak_memory(options.device, *devices_of(self.loaded.model)) as peak:
                 rates = self._rates(contender, options.warmup_tokens)
             row = self._speed(arm, packed, rounded, decoder, samples, rates)
             memory = weights_memory(self.loaded, packed, decoder, bool(rounded))

@@ -66,7 +66,7 @@ def run(options: E2EOptions, examples: Examples | None, directory: RunDirectory 
 
 
 def _judge_arms(options: E2EOptions, examples: Examples | None, journal: Journal, progress: Progress) -> tuple[Outcome, Standard]:
-    loaded = load_model(options.spec, options.device, options.dtype, progress.note)
+    loaded = load_model(options.spec, options.device, options.dtype, progress.note, options.device_map)
     with _threads(loaded):
         linears = select_linears(loaded.model, options.targets, options.ignore)
         for name, linear in linears.items():
@@ -84,7 +84,7 @@ def _judge_arms(options: E2EOptions, examples: Examples | None, journal: Journal
 def _judge_rival(
     options: E2EOptions, spec: ModelSpec, examples: Examples | None, standard: Standard, journal: Journal, progress: Progress
 ) -> dict[str, Any]:
-    loaded = load_model(spec, options.device, options.dtype, progress.note)
+    loaded = load_model(spec, options.device, options.dtype, progress.note, options.device_map)
     journal.add_row({"record": "compare-model", "model": loaded.name, "revision": loaded.spec.revision})
     with _threads(loaded):
         runner = Runner(options, loaded, {}, _judged(options, examples, loaded), journal, progress, standard)

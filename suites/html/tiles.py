@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sdbench.suites.decode.batches import batch_of
 from sdbench.suites.e2e.arms import DENSE
 from sdbench.suites.kernels.report import sums
 from sdbench.suites.runs import Report, Row
@@ -65,7 +66,7 @@ def _quality(arm: Row) -> str:
 def _of_decode(report: Report) -> list[Tile]:
     fastest: dict[int, Row] = {}
     for row in report.document["rows"]:
-        if row["speedup"] and row["speedup"] > fastest.get(row["context"], {"speedup": 0})["speedup"]:
+        if batch_of(row) == 1 and row["speedup"] and row["speedup"] > fastest.get(row["context"], {"speedup": 0})["speedup"]:
             fastest[row["context"]] = row
     return [
         Tile(f"{row['speedup']:.2f}×", f"{row['arm']} over dense", f"{row['decode_rate']['p50']:.1f} tok/s at {context} tokens of context")

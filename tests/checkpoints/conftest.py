@@ -14,10 +14,11 @@ from transformers import AutoTokenizer, PreTrainedModel
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
 from sdbench.checkpoints.provenance import Calibration, Layer, Origin, Provenance, Source, state_sha256
-from sdbench.checkpoints.write import unique_state, write_checkpoint
+from sdbench.checkpoints.write import write_checkpoint
 from sdbench.demo import MODEL_DIR
 from sdbench.packing import StoredWeight, pack
 from sdbench.pattern import Pattern
+from sdbench.streaming import unique_state
 
 
 @dataclass
@@ -60,7 +61,7 @@ def write(tmp_path: Path) -> Callable[..., Written]:
             method="magnitude",
             pattern=pattern,
             seed=0,
-            source=Source(model="tiny", kind="folder", revision=None, dtype="float32", sha256=state_sha256(unique_state(model))),
+            source=Source(model="tiny", kind="folder", revision=None, dtype="float32", sha256=state_sha256([unique_state(model)])),
             calibration=Calibration(source=None, examples=[], rows=None, report={}, arguments={}),
             layers={layer: Layer(shape=tuple(linear.weight.shape), report={}) for layer, linear in layers.items()},
         )

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 import sdbench
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
+from sdbench.checkpoint_files import CheckpointFiles
 from sdbench.checkpoints.bitmask import fill_up, fits, pattern_of
-from sdbench.checkpoints.files import CheckpointFiles
 from sdbench.checkpoints.verify import verify
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.errors import CheckFailed, SdbenchError

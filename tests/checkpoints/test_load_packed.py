@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import sdbench
-from sdbench.checkpoints.files import INDEX
+from sdbench.checkpoint_files import INDEX
 from sdbench.checkpoints.linear import CheckpointLinear
 from sdbench.checkpoints.write import write_checkpoint
 from sdbench.engine.fused import FusedDecoder

@@ -11,7 +11,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sdbench.checkpoints.files import CheckpointFiles
+from sdbench.checkpoint_files import CheckpointFiles
 from sdbench.checkpoints.provenance import PROVENANCE_FILE, file_sha256, read_provenance
 from sdbench.checkpoints.verify import Findings, verify
 from sdbench.errors import CheckFailed, SdbenchError, UsageError

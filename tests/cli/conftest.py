@@ -97,7 +97,7 @@ def timed_run(sdbench: Callable[..., Finished], gpu: Any, monkeypatch: pytest.Mo
 def checkpoint(tmp_path: Path) -> Callable[..., Path]:
     """Writes a random Qwen3 checkpoint of 14 linears with the demo model's tokenizer."""
 
-    def write(name: str = "tiny", spoil: Callable[[Any], None] = lambda model: None, **changes: Any) -> Path:
+    def write(name: str = "tiny", spoil: Callable[[Any], None] = lambda model: None, shard: str = "50GB", **changes: Any) -> Path:
         sizes = {
             "vocab_size": 1024,
             "hidden_size": 64,
@@ -116,7 +116,7 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
             spoil(model)
         model.generation_config = GenerationConfig.from_pretrained(MODEL_DIR)
         folder = tmp_path / name
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, max_shard_size=shard)
         AutoTokenizer.from_pretrained(MODEL_DIR).save_pretrained(folder)
         return folder
 

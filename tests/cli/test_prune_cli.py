@@ -16,14 +16,14 @@ import sdbench as package
 from sdbench.calibrate.collect import statistics_of
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.sequential import BlockWalk
-from sdbench.checkpoints.files import CheckpointFiles
+from sdbench.checkpoint_files import CheckpointFiles
 from sdbench.checkpoints.verify import verify
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.errors import CheckFailed
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory, RunRecord, read_jsonl
-from sdbench.suites import prune
+from sdbench.suites import dense, prune
 
 SMALL = ("--calibration-examples", 3, "--max-tokens", 12, "--device", "cpu")
 
@@ -277,6 +277,6 @@ def test_a_changed_model_does_not_go_on_either(sdbench, checkpoint, interrupted,
     """A hub id's default branch may have moved on since."""
     model = checkpoint()
     interrupted(2, "--model", model)
-    monkeypatch.setattr(prune, "state_sha256", lambda state: "0" * 64)
+    monkeypatch.setattr(dense, "state_sha256", lambda parts: "0" * 64)
     done = sdbench("prune", *SMALL, "--model", model, "--output", "out")
     done.refuses(1, "another model than the one that the interrupted run in out.work-")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sdbench.checkpoints.files import CheckpointFiles
+from sdbench.checkpoint_files import CheckpointFiles
 from sdbench.checkpoints.verify import verify
 from sdbench.engine.decoders import FUSED_GRAPH, GRAPH
 from sdbench.progress import Progress

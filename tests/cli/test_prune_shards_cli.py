@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 
 from sdbench.calibrate.collect import InputSums
 from sdbench.calibrate.store import merged, read_shards
+from sdbench.checkpoint_files import CheckpointFiles
 from sdbench.checkpoints import write
-from sdbench.checkpoints.files import CheckpointFiles
 from sdbench.checkpoints.verify import verify
 from sdbench.errors import UsageError
 from sdbench.progress import Progress
-from sdbench.suites import prune
+from sdbench.suites import dense, prune
 from sdbench.suites.e2e.calibration import Shard, sums_in_turn
 
 SMALL = ("--calibration-examples", 5, "--max-tokens", 8, "--device", "cpu")
@@ -209,7 +209,7 @@ class TestRefused:
 
     def test_another_model(self, sdbench, collected, monkeypatch):
         folder = collected(1)
-        monkeypatch.setattr(prune, "state_sha256", lambda state: "0" * 64)
+        monkeypatch.setattr(dense, "state_sha256", lambda parts: "0" * 64)
         sdbench("prune", *SMALL, "--model", "tiny", "--merge", folder, "--output", "out").refuses(3, "are of another model than tiny")
 
     def test_a_missing_and_a_doubled_shard(self, sdbench, collected):

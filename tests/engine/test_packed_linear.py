@@ -56,7 +56,7 @@ def test_the_phase_decides_and_not_the_number_of_tokens() -> None:
     assert model[0] is linear
 
 
-def test_several_rows_are_several_launches() -> None:
+def test_several_rows_are_counted_each() -> None:
     linear = nn.Linear(8, 3, bias=False)
     module = PackedLinear(packed(linear.weight), linear.weight, None)
     x = torch.randn(4, 1, 8)
@@ -106,11 +106,10 @@ def test_a_wrong_product_of_several_tokens_never_gets_into_a_model(monkeypatch: 
     model = nn.Sequential(nn.Linear(8, 3, bias=False))
     weights = {"0": packed(torch.eye(3, 8) + 1)}
     monkeypatch.setattr("sdbench.engine.packed_linear.spmm", lambda weight, x: 1.001 * spmm(weight, x))
-    with pytest.raises(CheckFailed, match="layer 0: the packed product of several tokens"), packed_linears(model, weights, "pruned"):
-        pass
-    # Original weights for the prompt: that product is never asked for.
-    with packed_linears(model, weights, "dense") as modules:
-        assert modules["0"].prefill_weight is not None
+    # Decode steps of several prompts ask for it too, whatever the prompts run on.
+    for prefill in ("pruned", "dense"):
+        with pytest.raises(CheckFailed, match="layer 0: the packed product of 2 tokens is wrong"), packed_linears(model, weights, prefill):
+            pass
 
 
 def test_a_pruned_prompt_needs_no_dense_copy() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sdbench.devices import devices_of
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.errors import SdbenchError
 from sdbench.kernels.decode.attention import Heads, Parts
@@ -95,6 +96,7 @@ def plan(model: Any) -> Plan:
         Unfusable: Something is not as the fused step computes it.
     """
     config = model.config.get_text_config()
+    _refuse(len(devices_of(model)) > 1, f"it is spread over {', '.join(map(str, devices_of(model)))}")
     _refuse(getattr(config, "hidden_act", None) != "silu", f"its activation is {getattr(config, 'hidden_act', None)}, not silu")
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     _refuse(kinds != {"full_attention"}, f"it has layers of type {', '.join(sorted(kinds - {'full_attention'}))}")

@@ -1,0 +1,54 @@
+"""Several prompts at once: what all of them together give, and up to how many pruning pays."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sdbench.suites.runs import Table
+from sdbench.tables import Column
+
+Row = dict[str, Any]
+
+
+def batch_of(row: Row) -> int:
+    """Prompts at once."""
+    return int(row.get("batch", 1))
+
+
+def batch_table(rows: Sequence[Row]) -> Table:
+    """Each arm's fastest way at each batch, and for each pattern the batch from which it no longer pays.
+
+    Args:
+        rows: Judged rows of the suite, of one prompt and of several.
+    """
+    best: dict[tuple[str, int, int], Row] = {}
+    for row in rows:
+        key = row["arm"], row["context"], batch_of(row)
+        if row["decode_rate"] and (key not in best or row["decode_rate"]["p50"] > best[key]["decode_rate"]["p50"]):
+            best[key] = row
+    columns = (
+        *(Column(name, key=True) for name in ("arm", "context", "batch")),
+        Column("decodes by"),
+        *(Column(name, figure=True) for name in ("tok/s", "p20-p80", "x dense", "ms a step")),
+    )
+    cells = []
+    for (arm, context, batch), row in best.items():
+        rate, gain = row["decode_rate"], row["speedup"]
+        figures = f"{rate['p50']:.1f}", f"{rate['p20']:.1f}-{rate['p80']:.1f}", "-" if gain is None else f"{gain:.2f}"
+        cells.append([arm, str(context), str(batch), row["path"], *figures, f"{row['ms_per_token']:.3f}"])
+    note = (
+        "tok/s: of all prompts together; x dense: over the fastest dense way at the same context and batch; several prompts go through "
+        "transformers' step on every arm, and there is no such way with int8 weights"
+    )
+    return Table("several prompts at once", columns, cells, [note, *_crossovers(best)])
+
+
+def _crossovers(best: dict[tuple[str, int, int], Row]) -> list[str]:
+    lines = []
+    for arm, context in dict.fromkeys((arm, context) for arm, context, _ in best if ":" in arm):
+        at = sorted((batch, row["speedup"]) for (name, place, batch), row in best.items() if (name, place) == (arm, context))
+        gains = [(batch, gain) for batch, gain in at if gain is not None]
+        if len(gains) > 1:
+            losing = next((batch for batch, gain in gains if gain < 1), None)
+            until = f"stops paying at batch {losing}" if losing else f"pays up to batch {gains[-1][0]}, the largest that was timed"
+            lines.append(f"{arm} at {context} of context {until}: " + ", ".join(f"{gain:.2f}x at {batch}" for batch, gain in gains))
+    return lines
