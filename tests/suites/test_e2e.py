@@ -393,15 +393,3 @@ class TestResume:
         assert heard.answers == [] and len(heard.rates) == 6
         assert [arm["answer_match"] for arm in second.arms] == [arm["answer_match"] for arm in first.arms]
         assert len(read_jsonl(tmp_path / "samples.jsonl")) == 9
-
-
-def test_answers_without_rates(tiny: Path) -> None:
-    timed, untimed = (run_only(options(str(tiny), rate_repeats=repeats)).arms for repeats in (1, 0))
-    for with_rate, without in zip(timed, untimed, strict=True):
-        assert (without["examples"], without["truncated"]) == (with_rate["examples"], with_rate["truncated"]) == (3, 3)
-        assert with_rate["decode_rate"] > 0 and without["decode_rate"] is without["speedup"] is without["net_speedup"] is None
-        assert without["speedup_reason"] == "not measured: --rate-repeats 0"
-        # That the pruned linears ran is checked all the same.
-        steps_of_rate = with_rate["kernel_calls"] - without["kernel_calls"]
-        assert steps_of_rate == with_rate["expected_kernel_calls"] - without["expected_kernel_calls"]
-        assert (without["kernel_calls"] > 0) == (without["pattern"] is not None)

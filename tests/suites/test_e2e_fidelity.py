@@ -279,3 +279,15 @@ class TestCalibration:
             for seed, temperature in ((0, 0.0), (0, 1.0), (0, 1.0))
         ]
         assert kl[0] != kl[1] == kl[2]
+
+
+def test_answers_without_rates(tiny: Path) -> None:
+    timed, untimed = (run_only(options(tiny, rate_repeats=repeats, fidelity="no")).arms for repeats in (1, 0))
+    for with_rate, without in zip(timed, untimed, strict=True):
+        assert (without["examples"], without["truncated"]) == (with_rate["examples"], with_rate["truncated"]) == (3, 3)
+        assert with_rate["decode_rate"] > 0 and without["decode_rate"] is without["speedup"] is without["net_speedup"] is None
+        assert without["speedup_reason"] == "not measured: --rate-repeats 0"
+        # That the pruned linears ran is checked all the same.
+        steps_of_rate = with_rate["kernel_calls"] - without["kernel_calls"]
+        assert steps_of_rate == with_rate["expected_kernel_calls"] - without["expected_kernel_calls"]
+        assert (without["kernel_calls"] > 0) == (without["pattern"] is not None)
