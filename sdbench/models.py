@@ -1,4 +1,4 @@
-"""Which model runs, on which device, in which number type; loading it; turning questions into token ids."""
+"""Which model runs, on which device, in which number type; loading it."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ from sdbench.devices import map_devices
 from sdbench.engine.greedy import greedy_eos_ids
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.memory import InUse, in_use
-from sdbench.streaming import RandomWeights, StoredWeights, Stream
+from sdbench.streaming import RandomWeights, StoredWeights, Stream, unique_state
 
 DEFAULT_HUB_ID = "Qwen/Qwen3-4B-Instruct-2507"
 DEFAULT_REVISION = "cdbee75f17c01a7cc42f958dc650907174af0554"
@@ -204,34 +204,26 @@ def open_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progre
     return LoadedModel(model, tokenizer, spec, greedy_eos_ids(model, tokenizer), spec.name, before, stream)
 
 
-def encode_question(tokenizer: Any, question: str) -> list[int]:
-    """Token ids of a question alone, as the user's message, up to where the assistant's answer begins.
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype, progress: Callable[[str], None] | None = None) -> int:
+    """What the weights of a model would take, each tied one once, by its config alone: whatever the checkpoint calls them.
+
+    Args:
+        spec: From :func:`resolve_model`; a demo, hub or random model, or a folder.
+        dtype: Number type of the weights.
+        progress: Told in one line what takes time.
 
     Raises:
-        SdbenchError: No tokenizer.
-        UsageError: One without a chat template.
+        UsageError: As for `load_model`.
+        SdbenchError: As for `load_model`.
     """
-    return _render(tokenizer, [{"role": "user", "content": question}], add_generation_prompt=True)
-
-
-def encode_reference(tokenizer: Any, question: str, answer: str) -> list[int]:
-    """Token ids of the whole exchange, the question and the reference answer in the assistant's place.
-
-    Raises:
-        SdbenchError: No tokenizer.
-        UsageError: One without a chat template.
-    """
-    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return _render(tokenizer, messages, add_generation_prompt=False)
-
-
-def _render(tokenizer: Any, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> list[int]:
-    if tokenizer is None:
-        raise SdbenchError("this model has no tokenizer (random weights): it can be timed, but not asked questions")
-    if not getattr(tokenizer, "chat_template", None):
-        raise UsageError(f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: choose an instruction-tuned model")
-    # transformers 5 returns a dict of ids and mask unless told otherwise.
-    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=False))
+    _silence()
+    folder, spec = locate_model(spec, progress or (lambda line: None))
+    with _one_line(spec):
+        if spec.kind == "random":
+            model, _ = _random_on_meta(spec.source, folder, dtype)
+        else:
+            model = _on_meta(_read_config(spec.source, folder)[0], None, dtype)
+    return sum(tensor.nbytes for tensor in unique_state(model).values())
 
 
 def _without_revision(spec: ModelSpec) -> ModelSpec:

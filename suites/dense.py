@@ -13,7 +13,7 @@ from sdbench.calibrate.stages import Stages
 from sdbench.checkpoints.layout import GUARD
 from sdbench.checkpoints.provenance import Source, state_sha256
 from sdbench.errors import SdbenchError
-from sdbench.models import LoadedModel, load_model, open_model
+from sdbench.models import LoadedModel, load_model, open_model, weight_bytes
 from sdbench.packing import require_finite
 from sdbench.progress import Progress
 from sdbench.streaming import unique_state
@@ -36,7 +36,7 @@ def load_dense(options: CalibrationOptions, progress: Progress, *, stream: bool)
     """
     what = options.spec, options.device, options.dtype, progress.note
     if not (stream or options.device_map):
-        _require_room(options)
+        _require_room(options, progress)
     loaded = open_model(*what) if stream else load_model(*what, options.device_map)
     linears = select_linears(loaded.model, options.targets, options.ignore)
     for name, linear in linears.items():
@@ -87,7 +87,7 @@ def streamed(loaded: LoadedModel, stages: Stages) -> dict[str, Any] | None:
     }
 
 
-def _require_room(options: CalibrationOptions) -> None:
+def _require_room(options: CalibrationOptions, progress: Progress) -> None:
     """Refuses a model whose weights alone are larger than what is free on the GPU, before they are read.
 
     Raises:
@@ -95,8 +95,7 @@ def _require_room(options: CalibrationOptions) -> None:
     """
     if options.device.type != "cuda" or options.spec.kind == "gguf":
         return
-    model = open_model(options.spec, options.device, options.dtype).model
-    nbytes = sum(tensor.nbytes for tensor in unique_state(model).values())
+    nbytes = weight_bytes(options.spec, options.dtype, progress.note)
     free, _ = torch.cuda.mem_get_info(options.device)
     if nbytes > free:
         raise SdbenchError(

@@ -15,15 +15,8 @@ from sdbench.architectures import ARCHITECTURES, Architecture
 from sdbench.devices import resolve_device, resolve_dtype
 from sdbench.engine.greedy import greedy
 from sdbench.errors import SdbenchError, UsageError
-from sdbench.models import (
-    DEFAULT_HUB_ID,
-    DEFAULT_REVISION,
-    ModelSpec,
-    encode_question,
-    encode_reference,
-    load_model,
-    resolve_model,
-)
+from sdbench.models import DEFAULT_HUB_ID, DEFAULT_REVISION, ModelSpec, load_model, resolve_model
+from sdbench.prompts import encode_question, encode_reference
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)

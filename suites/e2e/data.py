@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from sdbench.errors import UsageError
-from sdbench.models import LoadedModel, encode_question, encode_reference
+from sdbench.models import LoadedModel
+from sdbench.prompts import encode_question, encode_reference
 from sdbench.suites.corpus import read_corpus, windows
 from sdbench.suites.data import Example, hold_out, load_examples, select, verify_manifest
 from sdbench.suites.e2e.options import CalibrationOptions, E2EOptions

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sdbench.errors import SdbenchError
-from sdbench.models import open_model, resolve_model
+from sdbench.models import open_model, resolve_model, weight_bytes
+from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.streaming import StoredWeights, Stream, resident
 from sdbench.suites import dense
@@ -159,9 +160,20 @@ class TestRefused:
         def asked(name: str) -> Any:
             return SimpleNamespace(spec=resolve_model(f"random:{name}", None, device), device=device, dtype=torch.bfloat16)
 
-        dense._require_room(asked("qwen3-32b"))
+        dense._require_room(asked("qwen3-32b"), Progress())
         with pytest.raises(SdbenchError, match=r"llama-3.3-70b takes 141.1 GB, and 100.0 GB of cuda:0 are free; --stream prunes it"):
-            dense._require_room(asked("llama-3.3-70b"))
+            dense._require_room(asked("llama-3.3-70b"), Progress())
+
+
+def test_the_room_that_a_model_takes_hangs_on_no_name_in_its_files(checkpoint):
+    """Loading renames what older checkpoints call otherwise, and streaming refuses it: a run without --stream must get that far."""
+    model = checkpoint()
+    weights = load_file(model / "model.safetensors")
+    save_file({f"old.{name}": tensor for name, tensor in weights.items()}, model / "model.safetensors", {"format": "pt"})
+    spec = resolve_model(str(model), None, CPU)
+    assert weight_bytes(spec, torch.bfloat16) == sum(2 * tensor.numel() for tensor in weights.values())
+    with pytest.raises(SdbenchError, match="old names"):
+        open_model(spec, CPU, torch.bfloat16)
 
 
 def test_a_part_is_held_until_its_last_holder_leaves(checkpoint):

@@ -17,9 +17,9 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from sdbench.demo import MODEL_DIR
 from sdbench.engine.greedy import Reply
 from sdbench.errors import SdbenchError
-from sdbench.models import encode_question
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
+from sdbench.prompts import encode_question
 from sdbench.results import RunDirectory, RunRecord, read_jsonl, strict_json
 from sdbench.suites.data import load_examples
 from sdbench.suites.e2e.data import load
