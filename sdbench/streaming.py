@@ -169,6 +169,7 @@ class RandomWeights:
     Args:
         model: A transformers model.
         seed: Seed of the draw, together with each module's name. They are drawn where they go: a kind of device has its own numbers.
+            What is computed (rotary frequencies) comes from the CPU, as transformers has it when it loads a model.
     """
 
     def __init__(self, model: Any, seed: int):
@@ -177,7 +178,7 @@ class RandomWeights:
     def __call__(self, name: str, module: nn.Module, device: torch.device) -> None:
         """See `Fill`."""
         digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(int.from_bytes(digest[:8]) >> 1)
             self._owners[name]._init_weights(module)
 
@@ -209,9 +210,9 @@ class StoredWeights:
     def __call__(self, name: str, module: nn.Module, device: torch.device) -> None:
         """See `Fill`."""
         if module._non_persistent_buffers_set:
-            # What no checkpoint holds, rotary frequencies for one, the model computes itself.
-            with device:
-                self._owners[name]._init_weights(module)
+            # What no checkpoint holds, rotary frequencies for one, the model computes itself: on the CPU, whose powers are not a GPU's to
+            # the last bit, since transformers does so when it loads a model.
+            self._owners[name]._init_weights(module)
         for child, tensor in (*module._parameters.items(), *module._buffers.items()):
             key = f"{name}.{child}".lstrip(".")
             if tensor is not None and not tensor.is_meta and child not in module._non_persistent_buffers_set:

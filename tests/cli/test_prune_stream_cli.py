@@ -23,7 +23,8 @@ CPU = torch.device("cpu")
 
 
 def pruned(sdbench: Any, *arguments: Any) -> dict[str, Any]:
-    done = sdbench("prune", "--json", *SMALL, *arguments)
+    small = ("--device", "cpu") if "magnitude" in arguments else SMALL
+    done = sdbench("prune", "--json", *small, *arguments)
     assert done.code == 0, done.err
     return json.loads(done.out)
 
@@ -57,7 +58,8 @@ def test_every_tensor_is_the_same(arguments, sdbench, checkpoint):
 
 @pytest.mark.parametrize("method", ["sparsegpt", "magnitude"])
 def test_random_weights_of_a_block_are_those_of_the_whole_model(method, sdbench, checkpoint):
-    base = ("--model", f"random:{checkpoint()}", "--method", method, "--calib", "prefill", "--output")
+    calib = () if method == "magnitude" else ("--calib", "prefill")
+    base = ("--model", f"random:{checkpoint()}", "--method", method, *calib, "--output")
     assert content(pruned(sdbench, *base, "out", "--stream")) == content(pruned(sdbench, *base, "whole"))
 
 
@@ -190,10 +192,21 @@ def test_a_part_is_held_until_its_last_holder_leaves(checkpoint):
     shutil.rmtree(opened.spec.source)
 
 
+@pytest.mark.parametrize("kind", ["", "random:"], ids=["checkpoint", "random"])
+def test_what_a_model_computes_comes_from_the_cpu(kind, checkpoint, monkeypatch):
+    """A GPU's powers differ in the last bit, and a model that is loaded whole has its rotary frequencies from the CPU."""
+    opened = open_model(resolve_model(f"{kind}{checkpoint()}", None, CPU), torch.device("meta"), torch.float32)
+    seen = []
+    monkeypatch.setattr(opened.model.model, "_init_weights", lambda module: seen.append(torch.ones(1).device))
+    opened.stream.fill("model.rotary_emb", opened.model.model.rotary_emb, torch.device("meta"))
+    assert seen == [CPU]
+
+
 @pytest.mark.gpu
-def test_on_a_gpu(sdbench, checkpoint, monkeypatch):
+@pytest.mark.parametrize("kind", ["", "random:"], ids=["checkpoint", "random"])
+def test_on_a_gpu(kind, sdbench, checkpoint, monkeypatch):
     """Hidden states that rest in main memory, and streamed weights, change no bit."""
-    base = ("--model", f"random:{checkpoint()}", "--method", "sparsegpt", "--calib", "prefill", "--device", "cuda", "--output")
+    base = ("--model", f"{kind}{checkpoint()}", "--method", "sparsegpt", "--calib", "prefill", "--device", "cuda", "--output")
     whole = pruned(sdbench, *base, "whole")
     monkeypatch.setattr("sdbench.calibrate.sequential.DEVICE_SHARE", 10**12)
     found = pruned(sdbench, *base, "out", "--stream")
