@@ -206,12 +206,20 @@ def stack_rows(weights: Sequence[PackedWeight]) -> PackedWeight:
         return first
     if any((w.pattern, w.in_features, w.dtype) != (first.pattern, first.in_features, first.dtype) for w in weights):
         raise SdbenchError("packed weights of different patterns, widths or dtypes cannot be stacked")
-    mask_words, values = _joined([w.mask_words for w in weights], 1), _joined([w.values for w in weights], 2)
+    mask_words, values = joined([w.mask_words for w in weights], 1), joined([w.values for w in weights], 2)
     return PackedWeight(first.pattern, mask_words.shape[1], first.in_features, mask_words, values)
 
 
-def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """One tensor of which the parts are consecutive slices along ``dim``: the one of which they are already, else a new one."""
+def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """One tensor of which the parts become consecutive slices along ``dim``: the one of which they are such slices already, else a new one.
+
+    Args:
+        parts: Alike but for their size along ``dim``; of a new one they take the memory.
+        dim: Where they follow one another.
+
+    Returns:
+        The shape of a part, with the sum of their sizes along ``dim``.
+    """
     first, sizes = parts[0], [part.shape[dim] for part in parts]
     shape = [*first.shape[:dim], sum(sizes), *first.shape[dim + 1 :]]
     strides = torch.empty(shape, device="meta").stride()

@@ -1,5 +1,7 @@
 """Y = X W^T for a packed N:M weight and any number of tokens, without a dense copy that stays: prompts and small batches."""
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
@@ -37,6 +39,45 @@ def config_for(packed: PackedWeight, variant: Variant, tokens: int) -> Config:
     return choose(packed, variant, problem_of(packed, searched))
 
 
+@dataclass(frozen=True, eq=False)
+class BoundSpmm:
+    """A packed weight, and for each number of tokens what multiplies it, looked up once: a decode step makes hundreds of products.
+
+    Attributes:
+        packed: W, ``[out, in]`` in kernel form.
+        variant: ``"auto"``, or a registered name.
+        found: By numbers of tokens that have come already.
+    """
+
+    packed: PackedWeight
+    variant: str = "auto"
+    found: dict[int, tuple[Variant, Config]] = field(default_factory=dict)
+
+    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        """Multiplies ``[..., in]`` into ``[..., out]``; see :func:`spmm`."""
+        packed = self.packed
+        if x.shape[-1] != packed.in_features:
+            raise SdbenchError(f"spmm multiplies rows of {packed.in_features} elements, not a tensor of shape {tuple(x.shape)}")
+        if x.device != packed.device:
+            raise SdbenchError(f"spmm: x is on {x.device}, the weight on {packed.device}")
+        rows = x.reshape(-1, packed.in_features)
+        y = torch.empty(len(rows), packed.out_features, dtype=out_dtype or x.dtype, device=x.device)
+        if len(rows):
+            if len(rows) not in self.found:
+                self.found[len(rows)] = self._find(len(rows))
+            chosen, config = self.found[len(rows)]
+            y = chosen.launch(packed, rows, y, config).to(y.dtype)
+        return y.view(*x.shape[:-1], packed.out_features)
+
+    def _find(self, tokens: int) -> tuple[Variant, Config]:
+        packed = self.packed
+        chosen = registry.find("spmm", auto_variant(packed, tokens) if self.variant == "auto" else self.variant)
+        refusal = can_run(chosen.needs, packed.device) or chosen.constraint(problem_of(packed, tokens))
+        if refusal:
+            raise SdbenchError(f"spmm variant {chosen.name}: {refusal}")
+        return chosen, config_for(packed, chosen, tokens)
+
+
 def spmm(packed: PackedWeight, x: Tensor, variant: str = "auto", *, out_dtype: torch.dtype | None = None) -> Tensor:
     """Multiplies a packed weight with any number of tokens.
 
@@ -53,17 +94,4 @@ def spmm(packed: PackedWeight, x: Tensor, variant: str = "auto", *, out_dtype: t
         UsageError: An unknown variant.
         SdbenchError: x does not fit, or the variant cannot take this product here.
     """
-    if x.shape[-1] != packed.in_features:
-        raise SdbenchError(f"spmm multiplies rows of {packed.in_features} elements, not a tensor of shape {tuple(x.shape)}")
-    if x.device != packed.device:
-        raise SdbenchError(f"spmm: x is on {x.device}, the weight on {packed.device}")
-    rows = x.reshape(-1, packed.in_features)
-    y = torch.empty(len(rows), packed.out_features, dtype=out_dtype or x.dtype, device=x.device)
-    if len(rows):
-        problem = problem_of(packed, len(rows))
-        chosen = registry.find("spmm", auto_variant(packed, len(rows)) if variant == "auto" else variant)
-        refusal = can_run(chosen.needs, packed.device) or chosen.constraint(problem)
-        if refusal:
-            raise SdbenchError(f"spmm variant {chosen.name}: {refusal}")
-        y = chosen.launch(packed, rows, y, config_for(packed, chosen, len(rows))).to(y.dtype)
-    return y.view(*x.shape[:-1], packed.out_features)
+    return BoundSpmm(packed, variant)(x, out_dtype)

@@ -78,7 +78,7 @@ class CheckpointLinear(PackedLinear):
         """What ``model.to`` does to each module; packed anew, since the layout depends on the dtype."""
         super()._apply(fn, recurse)
         self.packed = pack(fn(self.packed.unpack()), fn(self.packed.keep()), self.packed.pattern)
-        self.spmv = bind(self.packed, self.variant)
+        self.look_up(self.variant)
         return self
 
 
@@ -89,7 +89,8 @@ def _weight(mask_words: Tensor, values: Tensor, numbers: list[int]) -> PackedWei
 
 @torch.library.custom_op("sdbench::spmv", mutates_args=())
 def _compiled_spmv(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int], variant: str) -> Tensor:
-    return bind(_weight(mask_words, values, numbers), variant)(x)
+    with torch.cuda.device_of(x):
+        return bind(_weight(mask_words, values, numbers), variant)(x)
 
 
 @_compiled_spmv.register_fake
@@ -99,7 +100,8 @@ def _(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int], variant
 
 @torch.library.custom_op("sdbench::spmm", mutates_args=())
 def _compiled_spmm(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int]) -> Tensor:
-    return spmm(_weight(mask_words, values, numbers), x)
+    with torch.cuda.device_of(x):
+        return spmm(_weight(mask_words, values, numbers), x)
 
 
 @_compiled_spmm.register_fake

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sdbench.engine.phase import current_phase
 from sdbench.errors import CheckFailed
-from sdbench.kernels.spmm import spmm
+from sdbench.kernels.spmm import BoundSpmm
 from sdbench.kernels.spmv import bind
 from sdbench.packing import PackedWeight
 from sdbench.timing import TOLERANCE, relative_error, within
@@ -38,8 +38,18 @@ class PackedLinear(nn.Module):
         self.packed = packed
         self.prefill_weight = prefill_weight
         self.bias = bias
-        self.spmv = bind(packed, variant)
         self.calls = 0
+        self.look_up(variant)
+
+    def look_up(self, variant: str = "auto") -> None:
+        """Finds what multiplies the packed weight that is there now; a tuned config is tried on it.
+
+        Args:
+            variant: SpMV variant.
+        """
+        # Triton launches on the current device, which is not this layer's where a model is spread over several.
+        with torch.cuda.device_of(self.packed.values):
+            self.spmv, self.spmm = bind(self.packed, variant), BoundSpmm(self.packed)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiplies ``[..., in]`` into ``[..., out]``, in x's dtype.
@@ -47,7 +57,6 @@ class PackedLinear(nn.Module):
         Raises:
             RuntimeError: No phase is open (see :mod:`sdbench.engine.phase`): one position may be a decode step or a short prompt.
         """
-        # Triton launches on the current device, which is not this layer's where a model is spread over several.
         with torch.cuda.device_of(x):
             return self._product(x)
 
@@ -58,11 +67,11 @@ class PackedLinear(nn.Module):
         if phase.name == "prefill":
             if self.prefill_weight is not None:
                 return F.linear(x, self.prefill_weight, self.bias)
-            y = spmm(self.packed, x)
+            y = self.spmm(x)
         else:
             rows = x.reshape(-1, self.in_features)
             self.calls += len(rows)
-            y = spmm(self.packed, x) if len(rows) > 1 else self.spmv(rows).view(*x.shape[:-1], self.out_features)
+            y = self.spmm(x) if len(rows) > 1 else self.spmv(rows).view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
     @property
@@ -102,9 +111,8 @@ def packed_linears(
     modules: dict[str, PackedLinear] = {}
     for name, packed in weights.items():
         linear = originals[name]
-        with torch.cuda.device_of(linear.weight):
-            modules[name] = PackedLinear(packed, linear.weight.detach() if prefill == "dense" else None, linear.bias, variant)
-            require_right(modules[name], linear.weight.dtype, name, (1, 2))
+        modules[name] = PackedLinear(packed, linear.weight.detach() if prefill == "dense" else None, linear.bias, variant)
+        require_right(modules[name], linear.weight.dtype, name, (1, 2))
     try:
         for name, module in modules.items():
             _replace(model, name, module)
@@ -122,8 +130,10 @@ def _in_main_memory(model: nn.Module, linears: Iterable[nn.Linear]) -> Iterator[
     weights = {id(linear.weight): linear.weight for linear in linears}
     for parameter in needed:
         weights.pop(id(parameter), None)
+    leaving = {weight.untyped_storage().data_ptr() for weight in weights.values()}
+    for parameter in needed:
         # Rows of a matrix that a decoder made of several linears would keep all of it.
-        if parameter.untyped_storage().nbytes() > parameter.nbytes:
+        if parameter.untyped_storage().data_ptr() in leaving:
             parameter.data = parameter.data.clone()
     devices = {key: weight.device for key, weight in weights.items()}
     try:
@@ -151,7 +161,8 @@ def require_right(module: PackedLinear, dtype: torch.dtype, name: str, tokens: S
     generator, dense = torch.Generator(device).manual_seed(0), module.packed.unpack().double()
     for count in tokens:
         x = torch.randn(count, module.in_features, device=device, generator=generator).to(dtype)
-        y = spmm(module.packed, x) if count > 1 else module.spmv(x[0], torch.float32)[None]
+        with torch.cuda.device_of(x):
+            y = module.spmm(x) if count > 1 else module.spmv(x[0], torch.float32)[None]
         error = relative_error(y, x.double() @ dense.T)
         if not within(error, TOLERANCE[y.dtype]):
             what = f"packed product of {count} tokens" if count > 1 else f"{module.variant} SpMV"

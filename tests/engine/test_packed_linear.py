@@ -1,17 +1,22 @@
 """Packed linears in a live model: the phase says which way they run, launches are counted, and the model comes back as it was."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from sdbench.calibrate.magnitude import keep_mask
+from sdbench.checkpoints.linear import _compiled_spmm, _compiled_spmv
 from sdbench.engine.greedy import greedy
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
 from sdbench.engine.phase import phase
 from sdbench.errors import CheckFailed
-from sdbench.kernels.spmm import spmm
-from sdbench.kernels.spmv import BoundSpmv
+from sdbench.kernels.spmm import BoundSpmm, spmm
+from sdbench.kernels.spmv import BoundSpmv, bind
 from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import Pattern
 
@@ -105,11 +110,55 @@ def test_a_wrong_kernel_never_gets_into_a_model(monkeypatch: pytest.MonkeyPatch)
 def test_a_wrong_product_of_several_tokens_never_gets_into_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(8, 3, bias=False))
     weights = {"0": packed(torch.eye(3, 8) + 1)}
-    monkeypatch.setattr("sdbench.engine.packed_linear.spmm", lambda weight, x: 1.001 * spmm(weight, x))
+    monkeypatch.setattr("sdbench.engine.packed_linear.BoundSpmm", lambda weight: lambda x: 1.001 * spmm(weight, x))
     # Decode steps of several prompts ask for it too, whatever the prompts run on.
     for prefill in ("pruned", "dense"):
         with pytest.raises(CheckFailed, match="layer 0: the packed product of 2 tokens is wrong"), packed_linears(model, weights, prefill):
             pass
+
+
+def test_what_multiplies_is_looked_up_once_a_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of products a step: what each costs on the host would be charged to pruning."""
+    linear = nn.Linear(8, 3)
+    module = PackedLinear(packed(linear.weight), None, None)
+    asked: list[int] = []
+    monkeypatch.setattr("sdbench.kernels.spmm.auto_variant", lambda packed, tokens: asked.append(tokens) or "reference")
+    for tokens in (4, 2, 4, 4, 2):
+        with torch.no_grad(), phase("prefill"):
+            assert module(torch.ones(1, tokens, 8)).shape == (1, tokens, 3)
+    assert asked == [4, 2]
+
+
+def test_launches_are_on_the_layer_s_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a tuned config's check and of a compiled step too: the current device may be another GPU."""
+    inside: list[bool] = []
+
+    @contextmanager
+    def guard(tensor: torch.Tensor) -> Iterator[None]:
+        inside.append(True)
+        yield
+        inside.pop()
+
+    def seen(launch: Any) -> Any:
+        def guarded(*arguments: Any) -> Any:
+            assert inside
+            return launch(*arguments)
+
+        return guarded
+
+    monkeypatch.setattr(torch.cuda, "device_of", guard)
+    monkeypatch.setattr("sdbench.engine.packed_linear.bind", seen(bind))
+    monkeypatch.setattr(BoundSpmv, "__call__", seen(BoundSpmv.__call__))
+    monkeypatch.setattr(BoundSpmm, "__call__", seen(BoundSpmm.__call__))
+    model = nn.Sequential(nn.Linear(8, 3))
+    weight = packed(model[0].weight)
+    with torch.no_grad(), packed_linears(model, {"0": weight}, "pruned"):
+        for name in ("prefill", "decode"):
+            with phase(name):  # type: ignore[arg-type]
+                model(torch.ones(1, 8))
+    numbers = [3, 8, 2, 4]
+    _compiled_spmv(torch.ones(8), *weight.tensors, numbers, "reference")
+    _compiled_spmm(torch.ones(2, 8), *weight.tensors, numbers)
 
 
 def test_a_pruned_prompt_needs_no_dense_copy() -> None:

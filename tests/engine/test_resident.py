@@ -127,6 +127,22 @@ def test_a_tied_output_embedding_stays_and_a_part_of_a_shared_matrix_is_set_free
     assert ids(model) == want
 
 
+def test_without_pruned_linears_shared_matrices_stay(tiny_qwen3: PreTrainedModel) -> None:
+    """A dense or rounded arm takes none apart: its decoder would have to put them together again."""
+    decoder = FusedDecoder(tiny_qwen3, 32)
+    projection = tiny_qwen3.model.layers[0].self_attn.v_proj.weight
+    place = projection.data_ptr()
+    with packed_linears(tiny_qwen3, {}, "pruned"):
+        assert projection.data_ptr() == place
+    # Nor does a pruned one where none of the rows' neighbours leaves.
+    with packed_linears(tiny_qwen3, {name: w for name, w in packed(tiny_qwen3).items() if "layers.1" in name}, "pruned"):
+        assert projection.data_ptr() == place
+    del decoder
+    # Another decoder finds them together already.
+    FusedDecoder(tiny_qwen3, 16)
+    assert projection.data_ptr() == place
+
+
 def running(*processes: tuple[int, int | None]) -> Any:
     class Nvml:
         class NVMLError(Exception):

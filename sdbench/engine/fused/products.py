@@ -12,7 +12,7 @@ from sdbench.kernels import registry, tuned
 from sdbench.kernels.launching import capability, sm_count, uses_kernels
 from sdbench.kernels.quantized.weights import quantize
 from sdbench.kernels.registry import Problem, Variant
-from sdbench.packing import stack_rows
+from sdbench.packing import joined, stack_rows
 
 Sums = dict[tuple[int, int], Tensor]
 """float32 ``[splits, out]`` by that shape: few enough to stay in the cache, where one a product would be written out to memory."""
@@ -97,13 +97,9 @@ class Product:
 
 
 def _one_matrix(linears: Sequence[nn.Linear]) -> Tensor:
-    """The rows of all linears in one matrix, which the linears then share: nothing is kept twice."""
-    if len(linears) == 1:
-        return linears[0].weight.detach()
-    whole = torch.cat([linear.weight.detach() for linear in linears])
-    for linear, rows in zip(linears, whole.split([linear.out_features for linear in linears]), strict=True):
-        linear.weight.data = rows
-    return whole
+    """The rows of all linears in one matrix ``[out, in]``, which the linears then share: nothing is kept twice."""
+    with torch.no_grad():
+        return joined([linear.weight for linear in linears], 0).detach()
 
 
 def _shared(sums: Sums, splits: int, out: int, device: torch.device) -> Tensor:
