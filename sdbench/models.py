@@ -160,7 +160,7 @@ def load_model(
             places = map_devices(model, device_map) if isinstance(device_map, str) else device_map
             Stream(model, RandomWeights(model, RANDOM_SEED), device, places).keep_all()
             if places:
-                accelerate.dispatch_model(model, _by_number(places))
+                accelerate.dispatch_model(model, _by_number(places), skip_keys=model._skip_keys_device_placement)
         elif spec.kind == "gguf":
             if device_map:
                 raise UsageError(f"--device-map: {folder.name} is converted as a whole; give a folder with safetensors")

@@ -1,7 +1,9 @@
 """Timing: cold reads in CUDA graphs, medians with their spread, no figure where there is none; and the errors that gate a timing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -48,15 +50,31 @@ def summarise(samples: Sequence[float]) -> Times | None:
     return Times(*(float(p) for p in np.percentile(good, [20, 50, 80])))
 
 
+@contextmanager
+def capture_stream() -> Iterator[torch.cuda.Stream]:
+    """Inside, launches go where graphs are captured on the current GPU: after all that came before, and before all that follows.
+
+    One stream serves all captures, since scratch memory and workspaces of cuBLAS stay for each stream that ever had some.
+    """
+    stream = _capture_stream(torch.cuda.current_device())
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield stream
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
 def capture(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
     """All calls in order in one CUDA graph; each is made once before, uncaptured.
 
     Args:
         calls: Callables that launch on the current stream.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with capture_stream() as stream:
         # What a first call does (compile, allocate, read something back) may not happen while a graph is captured.
         for call in calls:
             call()

@@ -12,6 +12,7 @@ from sdbench.calibrate.sequential import find_blocks
 from sdbench.calibrate.stages import Stages
 from sdbench.checkpoints.layout import GUARD
 from sdbench.checkpoints.provenance import Source, state_sha256
+from sdbench.devices import devices_of
 from sdbench.errors import SdbenchError
 from sdbench.models import LoadedModel, load_model, open_model, weight_bytes
 from sdbench.packing import require_finite
@@ -70,6 +71,11 @@ def source_of(options: CalibrationOptions, loaded: LoadedModel, linears: Mapping
         dtype=str(options.dtype).removeprefix("torch."),
         sha256=state_sha256(sound()),
     )
+
+
+def places(options: CalibrationOptions, loaded: LoadedModel) -> list[torch.device]:
+    """The run's device, and others that the model is spread over; a streamed one is on the meta device for the most part."""
+    return list(dict.fromkeys((options.device, *(device for device in devices_of(loaded.model) if device.type != "meta"))))
 
 
 def streamed(loaded: LoadedModel, stages: Stages) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from sdbench.checkpoints.layout import PARTS, Format
 from sdbench.checkpoints.provenance import Calibration, Example, Layer, Origin, Provenance, Rows, Source
 from sdbench.checkpoints.stored import to_dense, to_stored
 from sdbench.checkpoints.write import checkpoint_bytes, packed_bytes, require_disk, write_checkpoint
-from sdbench.devices import devices_of
 from sdbench.errors import CheckFailed, SdbenchError, UsageError
 from sdbench.memory import Peak, peak_memory, resident_bytes
 from sdbench.models import LoadedModel
@@ -31,7 +29,7 @@ from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.streaming import resident, unique_state
 from sdbench.suites.data import Example as DataExample
-from sdbench.suites.dense import load_dense, source_of, streamed
+from sdbench.suites.dense import load_dense, places, source_of, streamed
 from sdbench.suites.e2e.calibration import Shard, calibrate, prune
 from sdbench.suites.e2e.data import calibration_questions
 from sdbench.suites.e2e.options import CalibrationOptions
@@ -124,10 +122,9 @@ def run(
     require_source(work, source)
     if shards and shards[0].record.source.sha256 != source.sha256:
         raise CheckFailed(f"the shards in {shards[0].folder.parent} are of another model than {options.spec.name}: another SHA-256")
-    # A streamed model is on the meta device for the most part.
-    devices = {options.device, *devices_of(loaded.model)} - {torch.device("meta")}
-    model_bytes = resident_bytes(options.device, *devices)
-    with peak_memory(options.device, *devices) as peak:
+    devices = places(options, loaded)
+    model_bytes = resident_bytes(*devices)
+    with peak_memory(*devices) as peak:
         made = merged_calibration(shards) if shards else pruner.calibrate(examples)
         reports = pruner.prune(made["texts"], shards)
     origin = Origin(
@@ -299,7 +296,8 @@ class _Pruner:
         earlier = sorted(self.done) if self.options.sequential else []
         if self.loaded.stream:
             return self.loaded.stream.instead(earlier, lambda name: to_dense(self.load(name), name))
-        return weights_in_place(self.linears, {name: to_dense(self.load(name), name).to(self.options.device) for name in earlier})
+        there = {name: self.linears[name].weight.device for name in earlier}
+        return weights_in_place(self.linears, {name: to_dense(self.load(name), name).to(device) for name, device in there.items()})
 
 
 def _calibration(options: PruneOptions, made: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]]) -> Calibration:

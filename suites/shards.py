@@ -22,7 +22,7 @@ from sdbench.memory import peak_memory
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.data import Example as DataExample
-from sdbench.suites.dense import load_dense, source_of
+from sdbench.suites.dense import load_dense, places, source_of
 from sdbench.suites.e2e.calibration import Shard, calibrate, sums_in_turn
 from sdbench.suites.e2e.data import calibration_questions
 from sdbench.suites.prune import PruneOptions, calibration_speed, require_source
@@ -75,7 +75,7 @@ def collect_shard(
         source = source_of(options, loaded, linears)
     require_source(work, source)
     with draft_of(output) as draft:
-        with peak_memory(options.device) as peak:
+        with peak_memory(*places(options, loaded)) as peak:
             questions = calibration_questions(options, examples, loaded)
             made = calibrate(options, loaded, linears, questions, progress, shard=shard, kept=work, stages=stages)
             label = options.sources[0]

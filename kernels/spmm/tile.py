@@ -255,7 +255,9 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
 
 
 def constraint(problem: Problem) -> str | None:
-    """Why the 16-byte chunks, or the tokens, do not fit a problem."""
+    """Why the 16-byte chunks, the tokens or the device do not fit a problem."""
+    if 0 < problem.capability < 80:
+        return f"needs matrix instructions of compute capability 8.0, and this is {problem.capability / 10}"
     if problem.tokens > MOST_TOKENS:
         return f"takes {MOST_TOKENS} tokens at most, not {problem.tokens}"
     return chunk_constraint(problem)

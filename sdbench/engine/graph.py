@@ -15,6 +15,7 @@ from sdbench.engine.greedy import EagerForward, cache_keyword
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.engine.phase import current_phase, phase
 from sdbench.errors import SdbenchError
+from sdbench.timing import capture_stream
 
 
 class GraphForward(EagerForward):
@@ -89,16 +90,13 @@ class GraphForward(EagerForward):
 
     @torch.no_grad()
     def _capture(self) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with capture_stream() as stream:
             # Allocates the cache and compiles every kernel: neither may happen while a graph is captured.
             with phase("prefill"):
                 self(self._ids, self._positions - 1, None)
             for _ in range(2):
                 with phase("decode"):
                     self._step()
-        torch.cuda.current_stream().wait_stream(stream)
         before = [module.calls for module in self._packed]
         graph = torch.cuda.CUDAGraph()
         with phase("decode"), torch.cuda.graph(graph, stream=stream):

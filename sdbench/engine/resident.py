@@ -5,11 +5,15 @@ from typing import Any
 
 from torch import Tensor
 
+from sdbench.devices import devices_of
 from sdbench.engine.decoders import Decoder
 from sdbench.engine.fused import FusedDecoder
 from sdbench.engine.packed_linear import PackedLinear
-from sdbench.memory import NO_GPU, in_use, storage_bytes
+from sdbench.memory import NO_GPU, InUse, in_use, storage_bytes
 from sdbench.models import LoadedModel
+
+SPREAD = "the model is spread over several GPUs, and these accounts are of one"
+"""Why there is no account of a GPU's memory."""
 
 
 def weights_memory(loaded: LoadedModel, packed: Mapping[str, PackedLinear], decoder: Decoder, rounded: bool = False) -> dict[str, Any]:
@@ -41,12 +45,13 @@ def weights_memory(loaded: LoadedModel, packed: Mapping[str, PackedLinear], deco
         "cache": cache,
         "originals": _originals(bool(prompts), bool(packed), rounded, loaded.model.device.type),
     }
-    now, before = in_use(loaded.model.device), loaded.before
+    spread = len(devices_of(loaded.model)) > 1
+    now, before = InUse(process_reason=SPREAD) if spread else in_use(loaded.model.device), loaded.before
     for name in ("allocated", "process", "gpu"):
         then, found = getattr(before, name), getattr(now, name)
         missing = then is None or found is None
         memory[name] = None if missing else found - then - (cache or 0)
-        memory[f"{name}_reason"] = (now.process_reason if name == "process" else NO_GPU) if missing else None
+        memory[f"{name}_reason"] = (now.process_reason if name == "process" else SPREAD if spread else NO_GPU) if missing else None
     return memory
 
 

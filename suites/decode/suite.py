@@ -19,7 +19,7 @@ from sdbench.engine.fused import FusedDecoder
 from sdbench.engine.greedy import Reply, clock, position_limit
 from sdbench.engine.packed_linear import PackedLinear, packed_linears, require_right
 from sdbench.engine.resident import weights_memory
-from sdbench.errors import SdbenchError, UsageError
+from sdbench.errors import CheckFailed, SdbenchError, UsageError
 from sdbench.kernels.read import read_bandwidth
 from sdbench.memory import peak_memory, resident_bytes, storage_bytes
 from sdbench.models import LoadedModel, ModelSpec, load_model
@@ -266,10 +266,9 @@ def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear],
     prompts = torch.randint(0, vocabulary, (way.batch, way.context), generator=generator).tolist()
     # What torch.compile made for an earlier way is in reference cycles.
     gc.collect()
-    for name, module in packed.items() if way.batch > 1 else ():
-        with torch.cuda.device_of(module.packed.values):
-            require_right(module, options.dtype, name, (way.batch,))
     try:
+        for name, module in packed.items() if way.batch > 1 else ():
+            require_right(module, options.dtype, name, (way.batch,))
         before = resident_bytes(*devices)
         begun = clock(device)
         decoder: Decoder
@@ -285,7 +284,7 @@ def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear],
         return row | {"outcome": "out_of_resources", "reason": " ".join(str(error).split())[:200]}
     except TritonError as error:
         return row | {"outcome": "compile_error", "reason": " ".join(str(error).split())[:200]}
-    except UsageError:
+    except (UsageError, CheckFailed):
         raise
     except SdbenchError as error:
         return row | {"outcome": "constraint", "reason": str(error)}

@@ -99,6 +99,16 @@ def test_without_a_gpu_accounts_are_null_with_a_reason(tiny_qwen3: PreTrainedMod
         assert found[name] is None and "no GPU" in found[f"{name}_reason"]
 
 
+def test_one_gpu_s_accounts_are_not_those_of_a_spread_model(tiny_qwen3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdbench.engine.resident.devices_of", lambda model: [torch.device("cuda", 0), torch.device("cuda", 1)])
+    monkeypatch.setattr("sdbench.engine.resident.in_use", lambda device: InUse(900, 900, None, 900))
+    one = LoadedModel(tiny_qwen3, None, resolve_model("demo", None, tiny_qwen3.device), frozenset(), "tiny", InUse(1, 1, None, 1))
+    found = weights_memory(one, {}, named(EAGER, tiny_qwen3, {}, 32))
+    assert found["weights"] > 0
+    for name in ("allocated", "process", "gpu"):
+        assert found[name] is None and "spread over several GPUs" in found[f"{name}_reason"]
+
+
 def test_accounts_are_what_was_added_and_not_the_cache(tiny_qwen3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     model, moments = tiny_qwen3, iter([InUse(100, 5_000, None, 9_000), InUse(900_100, None, "NVML is out", 909_000)])
     monkeypatch.setattr("sdbench.engine.resident.in_use", lambda device: next(moments))

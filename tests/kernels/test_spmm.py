@@ -1,6 +1,7 @@
 """Every SpMM variant against the float64 product: on a GPU where there is one, else in Triton's interpreter."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -165,6 +166,13 @@ def test_refusals(device: torch.device) -> None:
         spmm(packed, torch.zeros(9, 32, device=device), "lane_row")
     with pytest.raises(UsageError, match="did you mean 'lane_row'"):
         spmm(packed, torch.zeros(2, 32, device=device), "lane_rwo")
+
+
+def test_tiles_need_matrix_instructions(device: torch.device) -> None:
+    packed, _ = problem(6, 32, Pattern(2, 4), torch.bfloat16, device)
+    constraint = registry.find("spmm", "tile").constraint
+    assert "8.0, and this is 7.5" in str(constraint(replace(problem_of(packed, 4), capability=75)))
+    assert [constraint(replace(problem_of(packed, 4), capability=capability)) for capability in (0, 80, 90)] == [None] * 3
 
 
 def test_which_variant(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from sdbench.engine.decoders import EAGER, FUSED
 from sdbench.engine.greedy import greedy
-from sdbench.errors import UsageError
+from sdbench.errors import CheckFailed, UsageError
 from sdbench.models import resolve_model
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
@@ -67,6 +67,21 @@ def test_rows_of_several_prompts(folder: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(suite, "load_model", None)
     with RunDirectory.open(tmp_path / "run", "decode", wanted.arguments(), {}) as directory:
         assert run(wanted, directory, Progress(Console(file=io.StringIO()))) == rows
+
+
+def test_a_product_that_does_not_fit_is_a_row_and_a_wrong_one_ends_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(error: Exception) -> None:
+        def fail(*arguments: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(suite, "require_right", fail)
+
+    raises(torch.OutOfMemoryError("no room"))
+    rows = run(options(folder, batches=(3,)), None, Progress(Console(file=io.StringIO())))
+    assert [(row["arm"], row["outcome"], row["reason"]) for row in rows[1:]] == [("2:4", "out_of_resources", "no room")]
+    raises(CheckFailed("wrong here"))
+    with pytest.raises(CheckFailed, match="wrong here"):
+        run(options(folder, batches=(3,)), None, Progress(Console(file=io.StringIO())))
 
 
 def made(arm: str, batch: int, rate: float, speedup: float | None) -> dict[str, Any]:

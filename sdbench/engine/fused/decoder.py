@@ -14,7 +14,7 @@ from sdbench.engine.fused.plan import Unfusable, plan
 from sdbench.engine.fused.step import FusedStep
 from sdbench.engine.greedy import Reply, broken_logits, cache_keyword, check_request, clock, position_limit
 from sdbench.engine.phase import phase
-from sdbench.timing import relative_error
+from sdbench.timing import capture_stream, relative_error
 
 CHECK_EVERY = 8
 """Steps between two looks at the tokens for an EOS; the device goes on meanwhile."""
@@ -177,13 +177,10 @@ class FusedDecoder:
         # The capture empties torch's cache, which would count as memory won.
         torch.cuda.empty_cache()
         start, (before, _) = clock(device), torch.cuda.mem_get_info(device)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with capture_stream() as stream:
             # Compiles every kernel, which may not happen while a graph is captured.
             self.step.start(0, 0)
             self.step.run()
-        torch.cuda.current_stream().wait_stream(stream)
         counts = [product.calls for product in self._pruned]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
