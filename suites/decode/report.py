@@ -149,10 +149,6 @@ def _memory(rows: Sequence[Row]) -> Table:
     return Table("memory", columns, cells, [note])
 
 
-def _names(row: Row) -> list[str]:
-    return [row["arm"], row["path"], str(row["context"])]
-
-
 def _profile(row: Row) -> Table:
     columns = (Column("kernels", key=True), Column("us a step", figure=True), Column("launches", figure=True))
     cells = [[kind, f"{entry['us']:.0f}", f"{entry['launches']:.0f}"] for kind, entry in row["profile"].items()]
