@@ -6,7 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -70,7 +70,7 @@ class LoadedModel:
         spec: Where it came from, with the revision's commit.
         eos_ids: Every id that ends a reply.
         name: What results call it; holds no path.
-        before: GPU memory in use before it was loaded.
+        before: GPU memory in use before it was loaded; of a streamed one, no account.
         stream: What brings the weights of a model that is not in memory as a whole; None for one that is.
     """
 
@@ -79,7 +79,7 @@ class LoadedModel:
     spec: ModelSpec
     eos_ids: frozenset[int]
     name: str
-    before: InUse
+    before: InUse = field(default_factory=InUse)
     stream: Stream | None = None
 
 
@@ -192,7 +192,6 @@ def open_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progre
     if spec.kind == "gguf":
         raise UsageError(f"--stream: {Path(spec.source).name} is converted as a whole; give a folder with safetensors")
     folder, spec = locate_model(spec, tell)
-    before = in_use(device)
     with _one_line(spec):
         if spec.kind == "random":
             model, tokenizer = _random_on_meta(spec.source, folder, dtype)
@@ -201,7 +200,7 @@ def open_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progre
             config, tokenizer = _read_config(spec.source, folder)
             model = _on_meta(config, folder, dtype)
             stream = Stream(model, StoredWeights(model, spec.source, CheckpointFiles.open(folder)), device)
-    return LoadedModel(model, tokenizer, spec, greedy_eos_ids(model, tokenizer), spec.name, before, stream)
+    return LoadedModel(model, tokenizer, spec, greedy_eos_ids(model, tokenizer), spec.name, stream=stream)
 
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype, progress: Callable[[str], None] | None = None) -> int:

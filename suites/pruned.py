@@ -26,9 +26,9 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{result['output']}: {result['bytes']:,} bytes of weights, {result['bytes'] / result['dense_bytes']:.3f} of the dense model's"
     ]
-    peak = result["peak_bytes"]
-    known = f"{peak / 1e9:.2f} GB while calibrating and pruning" if peak is not None else f"unknown ({result.get('peak_bytes_reason')})"
-    lines.append(f"peak memory: {known}")
+    peak, reason = result["peak_bytes"], result.get("peak_bytes_reason")
+    unknown = f"unknown ({reason})" if reason else "unknown"
+    lines.append(f"peak memory: {unknown if peak is None else f'{peak / 1e9:.2f} GB while calibrating and pruning'}")
     return [*lines, *speed_lines(result["calibration"]), seconds_line(result["seconds"])]
 
 

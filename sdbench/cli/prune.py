@@ -27,8 +27,8 @@ FILE = click.Path(path_type=Path)
 
 WITHOUT_CALIBRATION = frozenset(
     (
-        *("output", "model", "revision", "pattern", "method", "kind", "targets", "ignore", "dtype", "device", "device_map", "stream"),
-        *("run_directory", "as_json"),
+        *("output", "model", "revision", "pattern", "method", "kind", "targets", "ignore", "dtype"),
+        *("device", "device_map", "stream", "run_directory", "as_json"),
     )
 )
 """Options that mean something for a method that needs no calibration; every other one is about calibration."""

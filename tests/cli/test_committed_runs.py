@@ -91,6 +91,8 @@ def test_a_committed_run_is_no_worse_than_itself(path, sdbench):
     done = sdbench("compare", path, path, "--json")
     assert (done.code, done.err) == (0, "")
     whole = json.loads(done.out)
-    assert whole["rows"] and {one["verdict"] for one in whole["rows"]} == {"same"}
-    timed = [one["ratio"] for one in whole["rows"] if one["figure"] in ("us", "tok/s")]
-    assert timed and set(timed) == {1.0}
+    # Answers are compared by their samples, which a run that is only about fidelity may have been committed without.
+    rows = [one for one in whole["rows"] if (path / "samples.jsonl").exists() or one["figure"] not in ("answer match", "EOS")]
+    assert rows and {one["verdict"] for one in rows} == {"same"}
+    timed = [one["ratio"] for one in rows if one["figure"] in ("us", "tok/s")]
+    assert set(timed) == {1.0} or (not timed and "KL" in {one["figure"] for one in rows})

@@ -23,6 +23,7 @@ CPU = torch.device("cpu")
 
 
 def pruned(sdbench: Any, *arguments: Any) -> dict[str, Any]:
+    # Options of calibration are refused where a method needs none.
     small = ("--device", "cpu") if "magnitude" in arguments else SMALL
     done = sdbench("prune", "--json", *small, *arguments)
     assert done.code == 0, done.err
@@ -58,8 +59,8 @@ def test_every_tensor_is_the_same(arguments, sdbench, checkpoint):
 
 @pytest.mark.parametrize("method", ["sparsegpt", "magnitude"])
 def test_random_weights_of_a_block_are_those_of_the_whole_model(method, sdbench, checkpoint):
-    calib = () if method == "magnitude" else ("--calib", "prefill")
-    base = ("--model", f"random:{checkpoint()}", "--method", method, *calib, "--output")
+    calibration = () if method == "magnitude" else ("--calib", "prefill")
+    base = ("--model", f"random:{checkpoint()}", "--method", method, *calibration, "--output")
     assert content(pruned(sdbench, *base, "out", "--stream")) == content(pruned(sdbench, *base, "whole"))
 
 

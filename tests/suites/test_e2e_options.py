@@ -113,6 +113,7 @@ def test_every_option_is_among_the_arguments(tmp_path: Path) -> None:
         "chosen_task": find_task("gsm8k"),
         "rival": resolve_model("someone/smaller", None, CPU),
         "harness": HarnessTasks(("arc_easy",)),
+        "device_map": "balanced",
         "profile": "seed, version 1",
         "profile_changed": ("model",),
         **others,

@@ -140,7 +140,7 @@ def test_the_browser_reads_texts_as_they_are(spiteful: Path, chromium: Callable[
     root = dom(chromium, write(spiteful))
     assert [one.text for one in root.all("pre")].count(SPITE) == 6
     assert [one.text for one in root.all("h2")] == [SPITE]
-    assert [row[0] for row in root.all("table", cls="figures")[0].cells()] == ["dense", "teacher-forced", SPITE]
+    assert [row[0] for row in root.all("table", cls="figures")[0].cells()] == ["dense", "teacher-forced", SPITE, "int8"]
 
 
 def test_a_click_on_a_heading_sorts(chromium: Callable[..., bytes]) -> None:

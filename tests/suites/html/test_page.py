@@ -110,7 +110,7 @@ class TestFigures:
         rows = {row["arm"]: row for row in rows_of(DEMO, "arm")}
         root = read(write(DEMO))
         points = tips(root)
-        assert set(points) == set(rows) == {"dense", "teacher-forced", "decode"}
+        assert set(points) == set(rows) == {"dense", "teacher-forced", "decode", "int8"}
         for arm, row in rows.items():
             assert points[arm] == [six(100 * row["answer_match"] / row["examples"], row["decode_rate"])]
         big = [one.text for one in root.all("strong")]
@@ -123,7 +123,7 @@ class TestFigures:
         ids = [one.text for one in table.all("h4")][:6]
         match = {(one["arm"], one["example"]): one["match"] for one in samples}
         disagreed = [one["example"] for one in samples if one["arm"] == "dense" and not match["decode", one["example"]]]
-        assert set(ids) & set(disagreed) and len(texts) == 18
+        assert set(ids) & set(disagreed) and len(texts) == 4 * 6
         assert texts == [one["text"] for name in ids for one in samples if one["example"] == name]
 
 
@@ -212,7 +212,7 @@ def test_texts_survive_as_they_are(spiteful: Path) -> None:
     assert [one.text for one in root.all("pre")].count(SPITE) == 6
     assert [one.text for one in root.all("h2")] == [SPITE]
     table, *_ = root.all("table", cls="figures")
-    assert [row[0] for row in table.cells()] == ["dense", "teacher-forced", SPITE]
+    assert [row[0] for row in table.cells()] == ["dense", "teacher-forced", SPITE, "int8"]
     assert "answer 007" in root.text and str(spiteful) in root.text
     # In a plot, XML has no place for one of its characters.
     (svg,) = root.all("svg")
@@ -236,9 +236,13 @@ class TestMissing:
         assert "No plot: random weights: replies mean nothing" in plot.text
         (missing,) = root.all("details", cls="missing-figures")
         told = dict(zip((one.text for one in missing.all("dt")), (one.text for one in missing.all("dd")), strict=True))
+        no_text = "random weights: replies mean nothing, so that only speed is measured"
         assert told == {
-            "quality": "random weights: replies mean nothing, so that only speed is measured (dense; teacher-forced; decode)",
+            "quality": f"{no_text} (dense; teacher-forced; decode; int8)",
+            "length ratio": "no replies (dense; teacher-forced; decode; int8)",
             "speedup": "this arm is the baseline (dense)",
+            "net speedup": "no replies (teacher-forced; decode; int8)",
+            "seconds per correct": f"{no_text} (dense; teacher-forced; decode; int8)",
         }
 
     @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
