@@ -82,6 +82,10 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
         lines.append("no GPU: rates say nothing about GPU speed, and there is no ceiling")
     document = {"schema": SCHEMA, "model": arguments["model"], "environment": environment, "rows": list(everything)}
     batches = [batch_table(everything)] if len(everything) > len(rows) else []
+    if batches and not rows:
+        (several,) = batches
+        lines += several.lines
+        return Report(f"{arguments['model']}: {several.title}", several.columns, several.cells, lines, document, everything)
     profiles = [_profile(row) for row in rows if row["profile"]]
     return Report(
         f"{arguments['model']}: decoding at batch 1",

@@ -97,6 +97,13 @@ def test_the_batch_at_which_pruning_stops_paying_is_printed() -> None:
     assert any("pays up to batch 4, the largest that was timed" in line for line in batch_table(rows[:4]).lines)
 
 
+def test_without_a_single_prompt_the_table_is_that_of_several(folder: Path) -> None:
+    wanted = options(folder, batches=(2,))
+    found = report(run(wanted, None, Progress(Console(file=io.StringIO()))), wanted.arguments(), {})
+    assert found.title.endswith("several prompts at once") and not found.more
+    assert [cells[:3] for cells in found.cells] == [["dense", "4", "2"], ["2:4", "4", "2"]]
+
+
 def test_no_prompt_is_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match="--batch is 0; it must be at least 1"):
         options(folder, batches=(0, 2))
