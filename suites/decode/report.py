@@ -83,9 +83,8 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
     document = {"schema": SCHEMA, "model": arguments["model"], "environment": environment, "rows": list(everything)}
     batches = [batch_table(everything)] if len(everything) > len(rows) else []
     if batches and not rows:
-        (several,) = batches
-        lines += several.lines
-        return Report(f"{arguments['model']}: {several.title}", several.columns, several.cells, lines, document, everything)
+        (table,) = batches
+        return Report(f"{arguments['model']}: {table.title}", table.columns, table.cells, [*lines, *table.lines], document, everything)
     profiles = [_profile(row) for row in rows if row["profile"]]
     return Report(
         f"{arguments['model']}: decoding at batch 1",
