@@ -1,21 +1,19 @@
-"""Question-answer data: loading, a deterministic split without shared questions, and the manifest that pins both parts."""
+"""Question-answer data: loading, a deterministic split without shared questions, and its check against the manifest."""
 
 import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sdbench.errors import CheckFailed, SdbenchError, UsageError, cannot_read
-from sdbench.results import first_fault, strict_json, write_atomic
-
-NORMALISATION: Literal["nfkc-casefold-whitespace"] = "nfkc-casefold-whitespace"
-"""Name of what ``normalise_question`` does, recorded in the manifest."""
+from sdbench.results import first_fault, strict_json
+from sdbench.suites.manifest import NORMALISATION, Manifest, Part, Parts, Source, write_file
 
 FORMAT = 'each line is a JSON object with texts "question" and "answer"'
 QUESTIONS = 'each line is a JSON object with a text "question"'
@@ -38,51 +36,9 @@ class Example:
     grading: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Part(BaseModel):
-    """One file of a split: its name, the SHA-256 of its bytes, and how many examples it holds."""
+class Record(BaseModel):
+    """A line of JSONL with a question."""
 
-    file: str
-    sha256: str
-    examples: int
-
-
-class Source(BaseModel):
-    """The file that was split."""
-
-    file: str
-    sha256: str
-
-
-class Parts(BaseModel):
-    """The two parts of a split."""
-
-    train: Part
-    validation: Part
-
-
-class Manifest(BaseModel):
-    """What a split is: where it came from, the exact bytes of both parts, and that they share no question."""
-
-    schema_: Literal["sdbench.split/1"] = Field(alias="schema")
-    revision: str = Field(min_length=1)
-    source: Source | None
-    seed: int | None
-    normalisation: Literal["nfkc-casefold-whitespace"]
-    dropped_duplicates: int
-    dropped_contradictions: int | None = None  # of the duplicates; None where nothing was split, or by an older sdbench
-    shared_questions: Literal[0]
-    parts: Parts
-
-    def write(self, path: Path | str) -> None:
-        """Writes the manifest as JSON.
-
-        Raises:
-            SdbenchError: The file cannot be written.
-        """
-        _write(Path(path), strict_json(self, indent=2) + "\n")
-
-
-class _Record(BaseModel):
     # A number is taken as the text that stands in the file; ids and answers are texts from here on.
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
@@ -93,8 +49,11 @@ class _Record(BaseModel):
     grading: dict[str, Any] = {}
 
 
-class _AnsweredRecord(_Record):
+class _AnsweredRecord(Record):
     answer: str
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 def load_examples(path: Path | str, answers: bool = True) -> list[Example]:
@@ -108,23 +67,38 @@ def load_examples(path: Path | str, answers: bool = True) -> list[Example]:
         SdbenchError: The file is missing, empty, not of that form (file, line and fault named), or repeats an id.
         UsageError: It is an official test split by its name or by a record's ``"split": "test"``.
     """
-    file = Path(path)
+    model, form = (_AnsweredRecord, FORMAT) if answers else (Record, QUESTIONS)
+    return [Example(name, record.question, record.answer, record.grading) for _, name, record in read_records(Path(path), model, form)]
+
+
+def read_records(file: Path, model: type[AnyRecord], form: str) -> Iterator[tuple[str, str, AnyRecord]]:
+    """File and line, id and record of each line of a JSONL file.
+
+    Args:
+        file: The file.
+        model: What a line is.
+        form: The same in words, for messages.
+
+    Raises:
+        SdbenchError: See `load_examples`.
+        UsageError: See there.
+    """
     refuse_test_name(file)
-    examples: dict[str, Example] = {}
+    names: set[str] = set()
     # Only b"\n" ends a line: str.splitlines would also break at U+2028 and U+0085 inside a text.
     for number, line in enumerate(_read(file).split(b"\n"), start=1):
         if not line.strip():
             continue
-        record = _parse(line, f"{file}, line {number}", answers)
+        record = _parse(line, f"{file}, line {number}", model, form)
         if record.split is not None and record.split.strip().casefold() == "test":
             raise UsageError(f"{file}, line {number}: marked as a test split, which sdbench never reads; pass the training split")
         name = record.id or f"{file.stem}-{number}"
-        if name in examples:
+        if name in names:
             raise SdbenchError(f"{file}, line {number}: id {name!r} occurs twice; give every example its own id or none")
-        examples[name] = Example(name, record.question, record.answer, record.grading)
-    if not examples:
-        raise SdbenchError(f"{file} holds no examples; {FORMAT if answers else QUESTIONS}")
-    return list(examples.values())
+        names.add(name)
+        yield f"{file}, line {number}", name, record
+    if not names:
+        raise SdbenchError(f"{file} holds no examples; {form}")
 
 
 def normalise_question(text: str) -> str:
@@ -192,8 +166,8 @@ def split(
     train, validation = hold_out(examples, validation_size, seed)
     kept = {normalise_question(example.question): normalise_question(example.answer or "") for example in (*train, *validation)}
     answers = [(kept[normalise_question(example.question)], normalise_question(example.answer or "")) for example in examples]
-    _write(train_out, _to_jsonl(train))
-    _write(validation_out, _to_jsonl(validation))
+    write_file(train_out, _to_jsonl(train))
+    write_file(validation_out, _to_jsonl(validation))
     manifest = make_manifest(
         train_out,
         validation_out,
@@ -333,12 +307,11 @@ def _refuse_shared(train: Iterable[Example], validation: Iterable[Example]) -> N
         )
 
 
-def _parse(line: bytes, where: str, answers: bool) -> _Record:
-    form = FORMAT if answers else QUESTIONS
+def _parse(line: bytes, where: str, model: type[AnyRecord], form: str) -> AnyRecord:
     try:
         # utf-8-sig: a byte order mark before the first line is no part of its JSON.
         content = json.loads(line.decode("utf-8-sig"), parse_float=str)
-        record = (_AnsweredRecord if answers else _Record).model_validate(content)
+        record = model.model_validate(content)
     except ValidationError as error:
         raise SdbenchError(f"{where}: {first_fault(error)}; {form}") from error
     except ValueError as error:
@@ -388,11 +361,3 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise cannot_read(path, error) from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text)
-    except OSError as error:
-        raise SdbenchError(f"cannot write {path}: {error.strerror}") from error

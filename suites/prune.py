@@ -31,8 +31,9 @@ from sdbench.streaming import resident, unique_state
 from sdbench.suites.data import Example as DataExample
 from sdbench.suites.dense import load_dense, places, source_of, streamed
 from sdbench.suites.e2e.calibration import Shard, calibrate, prune
-from sdbench.suites.e2e.data import calibration_questions
+from sdbench.suites.e2e.data import Question, calibration_questions
 from sdbench.suites.e2e.options import CalibrationOptions
+from sdbench.suites.replies import REPLIES_FILE, write_replies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +52,11 @@ class PruneOptions(CalibrationOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stream and "reply" in needs(self.sources, self.choices):
+        if self.stream and not self.replies and "reply" in needs(self.sources, self.choices):
             raise UsageError(
                 f"--stream cannot decode replies, which calibration source {self.sources[0]} needs: a token would take as long as "
-                "reading the whole model; use --calib teacher-forced with answers as --train (of this model, from where it is served, or "
-                "of another), --calib prefill, or --calib text with --calibration-text"
+                "reading the whole model; give replies that the model made where it is served as --replies, or use --calib teacher-forced, "
+                "--calib prefill, or --calib text with --calibration-text"
             )
 
 
@@ -248,6 +249,7 @@ class _Pruner:
         options = self.options
         questions = calibration_questions(options, examples, self.loaded) if options.sources else []
         made = calibrate(options, self.loaded, self.linears, questions, self.progress, kept=self.work, stages=self.stages)
+        self._keep_replies(questions)
         texts = made.texts[options.sources[0]] if options.sources else []
         row = {
             "record": "calibration",
@@ -283,6 +285,13 @@ class _Pruner:
         with resident([module]):
             found: Tensor = getattr(module, what).detach()
         return found
+
+    def _keep_replies(self, questions: Sequence[Question]) -> None:
+        """Writes the replies that were decoded as a file that another run takes for its ``--replies``."""
+        rows = [row for row in self.work.rows if row["record"] == "replies"]
+        if rows and self.options.spec.kind != "random":
+            ids = {number: reply for row in rows for number, reply in zip(row["numbers"], row["ids"], strict=True)}
+            write_replies(self.work.path / REPLIES_FILE, questions, ids, self.loaded)
 
     def _keep(self, name: str, pruned: Pruned) -> None:
         require_exact(pruned.keep, self.options.pattern, name)

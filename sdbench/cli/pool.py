@@ -19,19 +19,25 @@ from sdbench.cli.printing import print_result
 def command(runs: tuple[Path, ...], form: Literal["text", "markdown", "csv"], as_json: bool) -> None:
     """Pool several draws of e2e runs: fidelity over all of them, with intervals over questions.
 
-    RUN is a folder that 'sdbench e2e --fidelity' or '--fidelity-only' wrote. Runs may differ in --seed, which draws calibration and judged
-    examples, and in --pattern, --method and --calib, which make lines of their own; nothing else. Nothing is measured.
+    RUN is a folder that 'sdbench e2e --fidelity' or '--fidelity-only' wrote, or that of a sweep, for all of its complete runs. Runs may
+    differ in --seed, which draws calibration and judged examples, and in --pattern, --method and --calib, which make lines of their own;
+    nothing else. Nothing is measured.
 
     \b
     sdbench e2e --fidelity-only --seed 0 --output draw0
     sdbench e2e --fidelity-only --seed 1 --output draw1
     sdbench pool draw0 draw1
     sdbench pool draw* --format markdown
+    sdbench pool results/local/sweep/grid
     """
     from sdbench.suites.pool import pool, report
     from sdbench.suites.runs import read_run
+    from sdbench.suites.sweep.record import runs_named
 
-    saved = [read_run(path) for path in runs]
+    named, notes = runs_named(runs)
+    for note in notes:
+        print(note, file=sys.stderr)
+    saved = [read_run(path) for path in named]
     found = report(pool(saved), saved)
     if as_json or form == "text":
         print_result(found, as_json)

@@ -27,8 +27,8 @@ FILE = click.Path(path_type=Path)
 
 WITHOUT_CALIBRATION = frozenset(
     (
-        *("output", "model", "revision", "pattern", "method", "kind", "targets", "ignore", "dtype"),
-        *("device", "device_map", "stream", "run_directory", "as_json"),
+        *("output", "model", "revision", "pattern", "method", "kind", "targets", "ignore", "dtype", "device", "device_map", "stream"),
+        *("run_directory", "as_json"),
     )
 )
 """Options that mean something for a method that needs no calibration; every other one is about calibration."""
@@ -52,7 +52,13 @@ WITHOUT_CALIBRATION = frozenset(
 @click.option("--train", type=FILE, help="Calibration examples, JSONL with question and answer.  [default: bundled arithmetic]")
 @click.option("--split-manifest", type=FILE, help="Manifest that pins --train, from 'sdbench split'.")
 @click.option("--dataset-revision", help="Refuse a manifest that names another revision.")
-@click.option("--calibration-examples", type=int, default=16, show_default=True, help="Examples of --train to calibrate on.")
+@click.option(
+    "--replies",
+    type=FILE,
+    help="The model's own replies, made elsewhere, to replay instead of decoding: JSONL with question, reply (or its token ids as ids) and "
+    "finish_reason or eos; its questions take the place of --train.",
+)
+@click.option("--calibration-examples", type=int, default=16, show_default=True, help="Examples of --train or --replies to calibrate on.")
 @click.option("--max-tokens", type=int, help=f"Longest calibration reply.  [default: {MAX_TOKENS}; {DEMO_MAX_TOKENS} for the demo model]")
 @click.option("--prompt-tokens", type=int, default=128, show_default=True, help="Prompt length for a random: model.")
 @click.option("--batch-size", type=int, default=16, show_default=True, help="Calibration replies decoded at once.")
@@ -67,12 +73,12 @@ WITHOUT_CALIBRATION = frozenset(
     "--run-directory",
     type=FILE,
     help="Where replies and pruned layers are kept until the checkpoint is complete, and run.json and rows.jsonl (times of every stage, "
-    "peak memory) afterwards.  [default: a folder beside the output, gone afterwards]",
+    "peak memory) and replies.jsonl (for --replies) afterwards.  [default: a folder beside the output, gone afterwards]",
 )
 @click.option(
     "--stream",
     is_flag=True,
-    help="Read the model block by block, so that one larger than the device can be pruned; for calibration that decodes no replies.",
+    help="Read the model block by block, so that one larger than the device can be pruned; decodes no replies, but takes --replies.",
 )
 @click.option("--devices", help="Collect statistics on several devices at once, a process each, such as cuda:0,cuda:1.")
 @click.option("--shard", "share", help="Only collect statistics, of share I/N of the examples, into --statistics.")
@@ -110,7 +116,7 @@ def command(
     sdbench prune --model model.gguf --pattern 16:32 --format dense --output zeros
     sdbench prune --train data/train.jsonl \\
         --split-manifest data/manifest.json --output pruned
-    sdbench prune --model org/large --stream --calib prefill --output pruned
+    sdbench prune --model org/large --stream --replies replies.jsonl --output pruned
     sdbench prune --model org/model --shard 1/2 --statistics shards
     sdbench prune --model org/model --merge shards --output pruned
     """

@@ -40,6 +40,9 @@ def prune_lines(output: Path, outcome: "PruneOutcome", shards: "Sequence[StoredS
     if rows := found.calibration.rows:
         counts = f"{rows.min}" if rows.min == rows.max else f"{rows.min} to {rows.max}"
         lines.append(f"calibration: {found.calibration.source}, {len(found.calibration.examples)} examples, {counts} rows a layer")
+    how, replies = found.calibration.report["generation"], found.calibration.report["replies"]
+    if how and how.get("file"):
+        lines.append(f"calibration replies: {replies['tokens']:,} tokens of {replies['count']} replies from {how['file']}, replayed")
     lines += speed_lines(outcome.speed)
     for shard in shards:
         record = shard.record

@@ -1,6 +1,7 @@
 """``sdbench report``: the tables of finished and unfinished runs."""
 
 import sys
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
@@ -44,9 +45,9 @@ def command(
 ) -> None:
     """Show runs again: tables, sums and notes from their run directories.
 
-    RUN is a folder that --output of e2e, kernels, tune or decode wrote, or --run-directory of prune. Above each table stands what ran
-    where, at which commit, and how it ended; a run that failed, was interrupted or is still going on is shown as far as it got, and says
-    so. Nothing is measured.
+    RUN is a folder that --output of e2e, kernels, tune or decode wrote, or --run-directory of prune, or that of a sweep, for all of its
+    complete runs. Above each table stands what ran where, at which commit, and how it ended; a run that failed, was interrupted or is still
+    going on is shown as far as it got, and says so. Nothing is measured.
 
     \b
     sdbench report run
@@ -59,21 +60,22 @@ def command(
     from sdbench.suites.plots import check_plot, require_matplotlib, save_plot
     from sdbench.suites.reports import render
     from sdbench.suites.runs import read_run
-    from sdbench.suites.sweep.record import SWEEP_FILE
+    from sdbench.suites.sweep.record import runs_named
 
     if as_json:
         if form != "json" and is_given("form"):
             raise UsageError(f"--json is --format json, and --format {form} is given; leave one out")
         form = "json"
-    # A sweep's folder holds its record beside its runs, and FOLDER/* names all of them.
-    runs = tuple(path for path in runs if len(runs) == 1 or path.name != SWEEP_FILE)
-    if len(runs) > 1 and form in ONE_RUN:
-        raise UsageError(f"--format {form} holds one run, and {len(runs)} are given; call it once for each")
-    saved = [read_run(path) for path in runs]
+    named, notes = runs_named(runs)
+    if len(named) > 1 and form in ONE_RUN:
+        raise UsageError(f"--format {form} holds one run, and {len(named)} are given; call it once for each")
+    for note in notes:
+        print(note, file=sys.stderr)
+    saved = [read_run(path) for path in named]
     reports = [render(run) for run in saved]
     for option, file in (("--output", output), ("--html", html)):
         if file:
-            _require_free(option, file, runs, force)
+            _require_free(option, file, named, force)
     if html:
         require_matplotlib("--html")
         if output and output.absolute() == html.absolute():
@@ -102,7 +104,7 @@ def command(
             raise SdbenchError(f"nothing to plot in {plot}: no row has a timing", ExitCode.NOTHING_SELECTED)
 
 
-def _require_free(option: str, file: Path, runs: tuple[Path, ...], force: bool) -> None:
+def _require_free(option: str, file: Path, runs: Sequence[Path], force: bool) -> None:
     """Refuses a file that is there, or is the run's own."""
     from sdbench.errors import UsageError
     from sdbench.suites.runs import RUN_FILES

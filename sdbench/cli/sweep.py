@@ -40,7 +40,7 @@ def command(grid: Path, output: Path | None, executor: str, ray_address: str | N
     sdbench sweep grid.yaml --output results/local/patterns --retries 2
     sdbench sweep grid.yaml --executor ray --ray-address 10.0.0.5:6379
     sdbench runs results/local/patterns
-    sdbench report results/local/patterns/* --html report.html
+    sdbench report results/local/patterns --html report.html
 
     \b
     axes:

@@ -124,7 +124,8 @@ def calibrate(
         CheckFailed: Replayed decode steps are not what live ones are.
         SdbenchError: The examples give fewer rows than the budget asks for.
     """
-    report: dict[str, Any] = {"replies": None, "generation": None, "replay_difference": None, "sources": {}}
+    report: dict[str, Any] = {"replies": None, "generation": None, "replay_difference": None, "replay_difference_reason": None}
+    report["sources"] = {}
     choices, sources = options.choices, options.sources
     if not sources:
         return Calibration({}, report, [])
@@ -132,7 +133,9 @@ def calibrate(
     of_example = {source: assign(source, len(questions), choices) for source in sources}
     texts: dict[str, list[CalibrationText]] = {source: [] for source in sources}
     numbers, budget = shard.numbers(len(questions)), shard.tokens(choices.tokens)
-    answers = _Answers(options, loaded, questions, numbers, kept, stages) if "reply" in needs(sources, choices) else None
+    answers: _Answers | _Given | None = None
+    if "reply" in needs(sources, choices):
+        answers = _Given(options, questions) if options.replies else _Answers(options, loaded, questions, numbers, kept, stages)
     with progress.task("calibration replies" if answers else "calibration texts", len(numbers)) as task:
         for start in range(0, len(numbers), options.batch_size):
             batch = numbers[start : start + options.batch_size]
@@ -150,8 +153,13 @@ def calibrate(
         report["replies"] = {"count": len(lengths), "tokens": sum(lengths), "shortest": min(lengths), "longest": max(lengths)}
         report["generation"] = answers.how
         answers.close()
-        with stages("replay check"):
-            report["replay_difference"] = _checked_replay(options, loaded, linears, questions[numbers[0]].prompt, lengths[0])
+        if isinstance(answers, _Given):
+            progress.note(answers.summary(loaded))
+        if loaded.stream:
+            report["replay_difference_reason"] = "live decode steps of a streamed model would read it once a token"
+        else:
+            with stages("replay check"):
+                report["replay_difference"] = _checked_replay(options, loaded, linears, questions[numbers[0]].prompt, lengths[0])
     equal = equalise(texts, budget)
     parts = {source: [of_example[source][number] for number in numbers] for source in sources}
     report["sources"] = {source: _summary(equal[source], texts[source], parts[source]) for source in sources}
@@ -323,6 +331,32 @@ class _Answers:
         ids = [reply.ids for reply in replies]
         self._stages.items["generation"] = self._stages.items.get("generation", 0) + sum(map(len, ids))
         return ids
+
+
+class _Given:
+    """The model's replies to calibration examples as a file has them."""
+
+    def __init__(self, options: CalibrationOptions, questions: Sequence[Question]):
+        assert options.replies is not None
+        self._options, self._questions, self._name = options, questions, options.replies.name
+        self.given: dict[int, tuple[int, ...]] = {}
+        self.how: dict[str, Any] = {"path": "given", "reason": None, "batch": None, "file": self._name}
+
+    def of(self, batch: Sequence[int]) -> dict[int, tuple[int, ...]]:
+        """Replies to some examples by their numbers, none longer than the longest that is asked for."""
+        found = {number: self._questions[number].reply[: self._options.max_tokens] for number in batch}
+        self.given |= found
+        return found
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def summary(self, loaded: LoadedModel) -> str:
+        """How the replies end, in one line."""
+        ended = sum(reply[-1] in loaded.eos_ids for reply in self.given.values())
+        cut = sum(len(self._questions[number].reply) > len(reply) for number, reply in self.given.items())
+        line = f"{self._name}: {len(self.given)} replies, {ended} of them ended by EOS"
+        return line + (f", {cut} cut off at --max-tokens {self._options.max_tokens}" if cut else "")
 
 
 def _checked_replay(

@@ -14,6 +14,7 @@ from sdbench.suites.corpus import read_corpus, windows
 from sdbench.suites.data import Example, hold_out, load_examples, select, verify_manifest
 from sdbench.suites.e2e.options import CalibrationOptions, E2EOptions
 from sdbench.suites.grading import require_number
+from sdbench.suites.replies import RepliedExample, load_replies
 from sdbench.suites.tasks.records import HOLDOUT_SEED, load_records
 from sdbench.suites.tasks.registry import grading_of
 from sdbench.suites.tasks.sandbox import require_sandbox
@@ -29,6 +30,7 @@ class Question:
         reference: Token ids of the reference answer, for fixed-text calibration; empty without one.
         example: What it was made of, for the grader; None where nothing can be graded.
         window: Token ids of a window of the calibration text; empty without one.
+        reply: Token ids of the model's own reply, where a file gives it.
     """
 
     id: str
@@ -36,6 +38,7 @@ class Question:
     reference: tuple[int, ...]
     example: Example | None
     window: tuple[int, ...] = ()
+    reply: tuple[int, ...] = ()
 
     @property
     def prompt_hash(self) -> str:
@@ -78,7 +81,9 @@ def load_calibration(options: CalibrationOptions) -> list[Example] | None:
         CheckFailed: A file or revision differs from the manifest.
         SdbenchError: A file cannot be read.
     """
-    return None if options.spec.kind == "random" else _draw(options, _parts(options, None)[0])
+    if options.spec.kind == "random":
+        return None
+    return _draw(options, load_replies(options.replies) if options.replies else _parts(options, None)[0])
 
 
 def _draw(options: CalibrationOptions, examples: Sequence[Example]) -> list[Example]:
@@ -113,11 +118,17 @@ def calibration_questions(options: CalibrationOptions, examples: Sequence[Exampl
 
     Raises:
         UsageError: The chat template doesn't fit, or the calibration text is too short.
+        SdbenchError: A reply that was given is none of this model.
     """
     if examples is None:
         reply = options.max_tokens
         return random_questions(options.calibration_examples, options.prompt_tokens, reply, loaded, "calibration", options.seed)
-    questions = tokenise(examples, loaded)
+    questions = [
+        replace(question, reply=question.example.reply.tokens(len(question.prompt), loaded, options.max_tokens))
+        if isinstance(question.example, RepliedExample)
+        else question
+        for question in tokenise(examples, loaded)
+    ]
     if not options.choices.text:
         return questions
     cut = windows(read_corpus(options.choices.text, options.seed), loaded.tokenizer, len(questions), options.choices.window)

@@ -50,12 +50,13 @@ class CalibrationOptions:
         sequential: Calibrate each block on the pruned blocks before it, instead of all on the dense model.
         chosen_task: What is asked; None for the bundled arithmetic, or for own questions where ``train`` or ``data`` is given.
         data: The task's own file, of which a part is held out; None where ``train`` is given or the task brings its data.
+        replies: File of questions with the model's own replies to them, which are then replayed and not decoded; None to decode.
         device_map: How the model is spread over the GPUs, one of `sdbench.devices.DEVICE_MAPS`; None for ``device`` alone.
     """
 
     least: ClassVar[dict[str, int]] = {"calibration_examples": 1, "max_tokens": 1, "prompt_tokens": 1, "batch_size": 1}
     files: ClassVar[tuple[str, ...]] = ("train", "split_manifest")
-    told_otherwise: ClassVar[tuple[str, ...]] = ("spec", "choices", "chosen_task", "judge", "rival", "harness", "device_map")
+    told_otherwise: ClassVar[tuple[str, ...]] = ("spec", "choices", "chosen_task", "judge", "rival", "harness", "device_map", "replies")
 
     spec: ModelSpec
     device: torch.device
@@ -77,6 +78,7 @@ class CalibrationOptions:
     sequential: bool = False
     chosen_task: Task | None = None
     data: Path | None = None
+    replies: Path | None = None
     device_map: str | None = None
 
     def __post_init__(self) -> None:
@@ -95,7 +97,22 @@ class CalibrationOptions:
             raise UsageError("a random: model has no tokenizer for a text; leave out --calibration-text")
         if any(given) and not all(given):
             raise UsageError(f"{names} go together; 'sdbench split FILE --output DIR' makes them")
-        self._check_task(any(given), names)
+        if self.replies:
+            self._check_replies()
+        self._check_task(any(given) or self.replies is not None, names)
+
+    def _check_replies(self) -> None:
+        if self.spec.kind == "random":
+            raise UsageError("a random: model gives no replies that mean anything; leave out --replies")
+        given = [name for name in (*self.files, "data", "dataset_revision") if getattr(self, name) is not None]
+        if given:
+            raise UsageError(f"--replies brings its own questions; leave out {', '.join(f'--{_option(name)}' for name in given)}")
+        if self.sources and "reply" not in needs(self.sources, self.choices):
+            raise UsageError(
+                "--replies changes nothing without the calibration source decode, decode+sink or self; add --calib or leave it out"
+            )
+        if self.choices.temperature:
+            raise UsageError("--temperature samples replies, and --replies gives them; leave out one")
 
     def _check_task(self, split: bool, names: str) -> None:
         task = self.task
@@ -114,7 +131,7 @@ class CalibrationOptions:
     @property
     def task(self) -> Task:
         """What is asked."""
-        return self.chosen_task or (OWN if self.train or self.data else find_task(DEFAULT_TASK))
+        return self.chosen_task or (OWN if self.train or self.data or self.replies else find_task(DEFAULT_TASK))
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -132,13 +149,16 @@ class CalibrationOptions:
         asked = self.spec.kind != "random"
         task = {"task": self.task.name if asked else None, "task_version": self.task.version if asked else None}
         spread = {"device_map": self.device_map} if self.device_map else {}
-        return model | task | plain | spread | self.choices.arguments() | self._pinned
+        given = {"replies": self.replies.name} if self.replies else {}
+        return model | task | plain | spread | given | self.choices.arguments() | self._pinned
 
     @cached_property
     def _pinned(self) -> dict[str, str | None]:
         """What tells files of the same names apart: SHA-256 of the data files (as a manifest has it), stamps of a model's."""
         parts = read_manifest(self.split_manifest).parts if self.split_manifest else None
         hashes = {f"{name}_sha256": getattr(parts, name).sha256 if parts else None for name in self.files if name != "split_manifest"}
+        if self.replies:
+            hashes["replies_sha256"] = sha256_of(self.replies)
         return hashes | {
             "data_sha256": sha256_of(self.data) if self.data else None,
             "calibration_text_sha256": sha256_of(self.choices.text) if self.choices.text else None,

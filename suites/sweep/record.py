@@ -1,11 +1,12 @@
 """``sweep.json``: what the grid's runs are, each attempt at them, and how they ended."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from sdbench.errors import SdbenchError
+from sdbench.errors import ExitCode, SdbenchError
 from sdbench.results import strict_json, write_atomic
 
 SWEEP_FILE = "sweep.json"
@@ -78,3 +79,38 @@ def read_record(folder: Path) -> SweepRecord | None:
         return SweepRecord.model_validate_json((folder / SWEEP_FILE).read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+def runs_named(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Run directories that a command line names, where a sweep's folder stands for its complete runs.
+
+    A ``sweep.json`` beside other paths, as in ``FOLDER/*``, is passed over: the others are its runs.
+
+    Args:
+        paths: Run directories and folders of sweeps.
+
+    Returns:
+        The directories, and a line for each sweep some of whose runs are left out.
+
+    Raises:
+        SdbenchError: A sweep's record is damaged, or none of its runs is complete (exit code 5).
+    """
+    found: list[Path] = []
+    notes = []
+    for path in paths:
+        if path.name == SWEEP_FILE and len(paths) > 1:
+            continue
+        if not (path / SWEEP_FILE).is_file() or (path / "run.json").is_file():
+            found.append(path)
+            continue
+        record = read_record(path)
+        if record is None:
+            raise SdbenchError(f"{path / SWEEP_FILE} is no {SCHEMA} record; the sweep's own command writes it again, or name its runs")
+        complete = [entry for entry in record.runs if entry.outcome == "complete"]
+        others = [f"{entry.run} ({entry.outcome})" for entry in record.runs if entry.outcome != "complete"]
+        if not complete:
+            raise SdbenchError(f"no run of the sweep in {path} is complete; the sweep's own command goes on", ExitCode.NOTHING_SELECTED)
+        found += [path / entry.run for entry in complete]
+        if others:
+            notes.append(f"{path}: left out as not complete: {', '.join(others)}")
+    return found, notes

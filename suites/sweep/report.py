@@ -1,5 +1,6 @@
 """All runs of a sweep in one table: a line a run and arm, with the options that vary."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,9 @@ def _lines(runs: Sequence[Entry], folder: Path) -> list[str]:
     kept = sum(entry.kept for entry in runs)
     if kept:
         lines.append(f"finished before this call, and kept: {kept}")
-    return [*lines, f"each run with its notes: sdbench report {folder}/*"]
+    # Of a run that is not complete there may be no directory, or none that can be read.
+    hint = [f"each complete run with its notes: sdbench report {shlex.quote(str(folder))}"]
+    return [*lines, *(hint if any(entry.outcome == "complete" for entry in runs) else [])]
 
 
 def _record(entry: Entry, arm: Row) -> dict[str, Any]:

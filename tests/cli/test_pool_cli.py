@@ -151,3 +151,40 @@ def test_other_runs_are_refused(draws, saved_run, sdbench):
 def test_pooling_needs_no_torch(draws, tmp_path, heavy_imports):
     done = heavy_imports(tmp_path, "pool", "a", "b")
     assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+@pytest.fixture
+def swept(saved_run, tmp_path):
+    """A sweep's folder: two complete runs, one that failed and one that never began."""
+    (tmp_path / "out").mkdir()
+    for seed, rows in ((0, FIRST), (1, SECOND)):
+        saved_run(f"out/seed{seed}", "e2e", ARGUMENTS | {"seed": seed}, rows)
+    saved_run("out/seed2", "e2e", ARGUMENTS | {"seed": 2}, FIRST, outcome="failed")
+
+    def write(*outcomes: str) -> None:
+        runs = [{"run": f"seed{seed}", "arguments": {"seed": seed}, "outcome": outcome} for seed, outcome in enumerate(outcomes)]
+        record = {"schema": "sdbench.sweep/1", "grid": "grid.yaml", "executor": "local", "varying": ["seed"], "runs": runs}
+        (tmp_path / "out/sweep.json").write_text(json.dumps(record))
+
+    write("complete", "complete", "failed", "waiting")
+    return write
+
+
+@pytest.mark.parametrize("command", ["pool", "report"])
+def test_a_sweeps_folder_stands_for_its_complete_runs(command, swept, sdbench):
+    done = sdbench(command, "out")
+    assert (done.code, done.err) == (0, "out: left out as not complete: seed2 (failed), seed3 (waiting)\n")
+    assert done.out == sdbench(command, "out/seed0", "out/seed1").out
+    # As a shell's out/* names them, where no run has failed.
+    assert sdbench(command, "out/seed0", "out/seed1", "out/sweep.json").out == done.out
+    swept("complete", "complete")
+    assert sdbench(command, "out").err == ""
+
+
+@pytest.mark.parametrize("command", ["pool", "report"])
+def test_a_sweep_without_complete_runs_or_with_a_damaged_record(command, swept, sdbench, tmp_path):
+    swept("failed", "running")
+    sdbench(command, "out").refuses(5, "no run of the sweep in out is complete")
+    (tmp_path / "out/sweep.json").write_text("{")
+    sdbench(command, "out").refuses(1, "out/sweep.json is no sdbench.sweep/1 record")
+    sdbench(command, "out/sweep.json").refuses(2, "out/sweep.json is no run directory")

@@ -133,7 +133,9 @@ class TestRefused:
     @pytest.mark.parametrize("calib", [("decode",), ("self",), ("mixed", "--mix", "prefill=1", "--mix", "decode+sink=1")])
     def test_sources_of_replies(self, calib, sdbench, checkpoint):
         done = sdbench("prune", *SMALL, "--model", checkpoint(), "--stream", "--output", "out", "--calib", *calib)
-        done.refuses(2, f"calibration source {calib[0]} needs", "use --calib teacher-forced with answers as --train", "--calib prefill")
+        done.refuses(
+            2, f"calibration source {calib[0]} needs", "give replies that the model made where it is served as --replies", "--calib prefill"
+        )
 
     def test_a_gguf_file(self, sdbench, tmp_path):
         (tmp_path / "m.gguf").write_bytes(b"GGUF")
@@ -157,6 +159,7 @@ class TestRefused:
         done.refuses(1, "model.layers.1.mlp.up_proj", "[3, 5] is nan")
 
     def test_a_model_that_does_not_fit_names_the_option(self, monkeypatch):
+        monkeypatch.setattr("sdbench.models.in_use", lambda device: 0)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 10**9, 140 * 10**9))
         device = torch.device("cuda", 0)
 

@@ -80,6 +80,10 @@ def test_a_grid_of_the_demo_model_and_the_same_again(sdbench, grid, tmp_path):
         "report", *(path for path in sorted((tmp_path / "out").iterdir()) if not path.name.startswith("."))
     )  # as a shell's out/*
     assert table.code == 0 and table.out.count("demo: dense against pruned") == 2
+    # The hint under the sweep's own table, as printed.
+    hint = sdbench(*call[:-1]).out.splitlines()[-1]
+    assert hint == "each complete run with its notes: sdbench report out"
+    assert sdbench(*hint.split()[-2:]).out.count("demo: dense against pruned") == 2
     listed = sdbench("runs", "out")
     assert listed.code == 0 and "2-4" in listed.out and "16-32" in listed.out
 
@@ -95,3 +99,5 @@ def test_a_run_that_fails_is_told_and_the_other_is_kept(sdbench, grid, tmp_path)
     assert last.startswith("sdbench: error: 1 of 2 runs failed, the first 16-32 (out/16-32 holds rows but no run.json")
     assert "16-32: failed after 1 attempt" in done.out and "kept in out" in last
     assert json.loads((tmp_path / "out/2-4/run.json").read_text())["outcome"] == "complete"
+    found = sdbench("report", "out")
+    assert (found.code, found.err) == (0, "out: left out as not complete: 16-32 (failed)\n")

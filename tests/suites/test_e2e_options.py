@@ -120,7 +120,7 @@ def test_every_option_is_among_the_arguments(tmp_path: Path) -> None:
     }
     base = replace(BASE, **files)
     for field in fields(E2EOptions):
-        if field.name in ("data", "allow_code_execution", "judge"):
+        if field.name in ("data", "replies", "allow_code_execution", "judge"):
             continue  # of some tasks alone: see test_what_a_task_is_given_is_among_the_arguments
         new = changed[field.name] if field.name in changed else getattr(base, field.name) + 1
         assert replace(base, **{field.name: new}).arguments() != base.arguments(), field.name
@@ -139,6 +139,8 @@ def test_what_a_task_is_given_is_among_the_arguments(tmp_path: Path) -> None:
         replace(code, data=other),
         replace(code, allow_code_execution=True),
         replace(BASE, data=one),
+        replace(BASE, replies=one),
+        replace(BASE, replies=other),
         texts,
         replace(texts, judge=None),
         replace(texts, judge=Judge("http://b", "m")),
@@ -146,7 +148,7 @@ def test_what_a_task_is_given_is_among_the_arguments(tmp_path: Path) -> None:
     ]
     assert len({json.dumps(run.arguments()) for run in runs}) == len(runs)
     assert (code.arguments()["task"], code.arguments()["task_version"], code.arguments()["data"]) == ("classeval", 1, "one.jsonl")
-    assert [replace(BASE, **given).arguments()["task"] for given in ({}, {"data": one})] == ["arithmetic", "own"]
+    assert [replace(BASE, **given).arguments()["task"] for given in ({}, {"data": one}, {"replies": one})] == ["arithmetic", "own", "own"]
 
 
 @pytest.mark.parametrize(
