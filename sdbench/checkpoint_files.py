@@ -14,6 +14,8 @@ from sdbench.errors import CheckFailed, UsageError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+PROVENANCE_FILE = "sdbench.json"
+"""Beside what ``sdbench prune`` writes, packed or dense."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
 from sdbench.architectures import find_architecture
-from sdbench.checkpoint_files import CheckpointFiles
+from sdbench.checkpoint_files import PROVENANCE_FILE, CheckpointFiles
 from sdbench.devices import map_devices
 from sdbench.engine.greedy import greedy_eos_ids
 from sdbench.errors import SdbenchError, UsageError
@@ -288,6 +288,9 @@ def _read_config(name: str, folder: Path) -> tuple[Any, Any]:
         if entry.get("quant_method") == "sdbench":
             raise UsageError(f"model {name!r} is pruned and packed already; give the dense checkpoint that it was made from")
         raise UsageError(f"model {name!r} is quantised; pruning needs the unquantised checkpoint (or a .gguf file)")
+    if (folder / PROVENANCE_FILE).exists():
+        # A dense export loads as any model does, and would stand for the dense one in every comparison.
+        raise UsageError(f"model {name!r} holds weights that 'sdbench prune' pruned ({PROVENANCE_FILE} says so); give the dense checkpoint")
     _check_weight_files(name, folder)
     tokenizer = _read_tokenizer(folder)
     if tokenizer is None:

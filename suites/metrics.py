@@ -1,6 +1,7 @@
 """Figures of a run: decode rate, speed-up, the counted part of a reply, quantiles. A figure that can't be had is None."""
 
 import math
+from collections.abc import Sequence
 
 
 def decode_rate(tokens: int, decode_seconds: float) -> float | None:
@@ -18,6 +19,23 @@ def decode_rate(tokens: int, decode_seconds: float) -> float | None:
     if tokens < 2 or not math.isfinite(decode_seconds) or decode_seconds <= 0:
         return None
     return (tokens - 1) / decode_seconds
+
+
+def crossover(gains: Sequence[tuple[int, float]], unit: str) -> str:
+    """Up to which of several sizes something pays, in words.
+
+    Args:
+        gains: A size and the gain there, of which 1 is none, by ascending size.
+        unit: What a size counts, such as "batch".
+    """
+    paying, sizes = [size for size, gain in gains if gain >= 1], [size for size, _ in gains]
+    if not paying:
+        return f"pays at no {unit} that was timed"
+    if paying == sizes:
+        return f"pays up to {unit} {sizes[-1]}, the largest that was timed"
+    if paying == sizes[: len(paying)]:
+        return f"stops paying at {unit} {sizes[len(paying)]}"
+    return f"pays at {unit} {', '.join(map(str, paying))} alone"
 
 
 def speedup(rate: float | None, baseline_rate: float | None, tokens: int, baseline_tokens: int) -> tuple[float | None, str | None]:

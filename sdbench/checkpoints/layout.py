@@ -18,7 +18,6 @@ from sdbench.pattern import Pattern
 
 QUANT_METHOD = "sdbench"
 VERSION = 1
-PROVENANCE_FILE = "sdbench.json"
 PARTS = ("compressed", "bitmask", "shape")
 GUARD = "weight"
 

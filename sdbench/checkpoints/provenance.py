@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from sdbench import __version__
-from sdbench.checkpoints.layout import PROVENANCE_FILE, Format
+from sdbench.checkpoint_files import PROVENANCE_FILE
+from sdbench.checkpoints.layout import Format
 from sdbench.errors import CheckFailed
 from sdbench.results import strict_json
 from sdbench.versions import package_version

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sdbench.checkpoint_files import CheckpointFiles
+from sdbench.checkpoint_files import PROVENANCE_FILE, CheckpointFiles
 from sdbench.checkpoints import bitmask
-from sdbench.checkpoints.layout import GUARD, PARTS, PROVENANCE_FILE, QUANT_METHOD, read_quantization_config, stored_shapes
+from sdbench.checkpoints.layout import GUARD, PARTS, QUANT_METHOD, read_quantization_config, stored_shapes
 from sdbench.checkpoints.provenance import Provenance, file_sha256, read_provenance, tensor_sha256
 from sdbench.errors import CheckFailed, UsageError
 from sdbench.pattern import Pattern

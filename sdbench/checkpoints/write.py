@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sdbench.checkpoint_files import INDEX, WEIGHTS
-from sdbench.checkpoints.layout import GUARD, PROVENANCE_FILE, Format, layer_tensors, quantization_config, stored_shapes
+from sdbench.checkpoint_files import INDEX, PROVENANCE_FILE, WEIGHTS
+from sdbench.checkpoints.layout import GUARD, Format, layer_tensors, quantization_config, stored_shapes
 from sdbench.checkpoints.provenance import Origin, Provenance, file_sha256, make_provenance, tensor_sha256
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.packing import StoredWeight

@@ -50,7 +50,18 @@ class LazyGroup(click.RichGroup):
             hint = f" Did you mean {close[0]!r}?" if close else ""
             ctx.fail(f"No such command {args[0]!r}.{hint} Commands: {', '.join(COMMANDS)}.")
         name = args[0]
-        return name, importlib.import_module(f"sdbench.cli.{name}").command, args[1:]
+        command = importlib.import_module(f"sdbench.cli.{name}").command
+        _refuse_patterns(command, ctx, args[1:])
+        return name, command, args[1:]
+
+
+def _refuse_patterns(command: click.Command, ctx: click.Context, args: list[str]) -> None:
+    """Refuses several patterns where a command takes one, of which the last would win without a word: other commands take them all."""
+    _, _, given = command.make_parser(ctx).parse_args(list(args))
+    patterns = [option for option in given if isinstance(option, click.Option) and option.name == "pattern" and not option.multiple]
+    if len(patterns) > 1:
+        grid = "; 'sdbench sweep' runs a grid" if command.name == "e2e" else ""
+        ctx.fail(f"--pattern is given {len(patterns)} times, and {command.name} takes one{grid}")
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

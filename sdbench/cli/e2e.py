@@ -177,6 +177,8 @@ def command(
     if chosen and chosen.grader == "none" and fidelity == "no":
         # It is all that such a task has to say.
         fidelity = "also"
+    if fidelity == "only" and is_given("rate_repeats"):
+        raise UsageError("--fidelity-only times nothing; leave out --rate-repeats, or take --fidelity")
     if min_speedup is not None and (fidelity == "only" or not rest["rate_repeats"]):
         option, other = ("--fidelity-only", "take --fidelity") if fidelity == "only" else ("--rate-repeats 0", "ask for some repeats")
         raise UsageError(f"{option} times nothing; leave out --min-speedup, or {other}")

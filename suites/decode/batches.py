@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from sdbench.suites.metrics import crossover
 from sdbench.suites.runs import Table
 from sdbench.tables import Column
 
@@ -36,8 +37,9 @@ def batch_table(rows: Sequence[Row]) -> Table:
         figures = f"{rate['p50']:.1f}", f"{rate['p20']:.1f}-{rate['p80']:.1f}", "-" if gain is None else f"{gain:.2f}"
         cells.append([arm, str(context), str(batch), row["path"], *figures, f"{row['ms_per_token']:.3f}"])
     note = (
-        "tok/s: of all prompts together; x dense: over the fastest dense way at the same context and batch; several prompts go through "
-        "transformers' step on every arm, and there is no such way with int8 weights"
+        "tok/s: of all prompts together; x dense: over the fastest dense way that was timed at the same context and batch, which for "
+        "several prompts is one alone: transformers' step, as on every other arm, without torch.compile; there is no such way with int8 "
+        "weights. A single prompt has the fused step too, so that its line is of another loop"
     )
     return Table("several prompts at once", columns, cells, [note, *_crossovers(best)])
 
@@ -48,7 +50,6 @@ def _crossovers(best: dict[tuple[str, int, int], Row]) -> list[str]:
         at = sorted((batch, row["speedup"]) for (name, place, batch), row in best.items() if (name, place) == (arm, context))
         gains = [(batch, gain) for batch, gain in at if gain is not None]
         if len(gains) > 1:
-            losing = next((batch for batch, gain in gains if gain < 1), None)
-            until = f"stops paying at batch {losing}" if losing else f"pays up to batch {gains[-1][0]}, the largest that was timed"
-            lines.append(f"{arm} at {context} of context {until}: " + ", ".join(f"{gain:.2f}x at {batch}" for batch, gain in gains))
+            each = ", ".join(f"{gain:.2f}x at {batch}" for batch, gain in gains)
+            lines.append(f"{arm} at {context} of context {crossover(gains, 'batch')}: {each}")
     return lines

@@ -246,6 +246,11 @@ class E2EOptions(CalibrationOptions):
         control = () if self.task.reference is None else (CONTROL,)
         return () if METHODS[self.method].needs == "none" else tuple(dict.fromkeys((*control, *self.calib)))
 
+    @property
+    def timed(self) -> bool:
+        """Whether rates are asked for."""
+        return self.fidelity != "only" and self.rate_repeats > 0
+
     def arguments(self) -> dict[str, Any]:
         """Every option that changes a result, for the run directory; of the judge only its address and name."""
         judge = {"judge_url": self.judge.url if self.judge else None, "judge_model": self.judge.model if self.judge else None}

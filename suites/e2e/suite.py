@@ -106,8 +106,17 @@ def _judged(options: E2EOptions, examples: Examples | None, loaded: LoadedModel)
                     f"example {question.id}: its prompt of {length} tokens and --max-tokens {options.max_tokens} exceed the {limit} "
                     f"positions of {loaded.name}; ask for fewer tokens, or take a model of a longer context"
                 )
-        return questions
-    return data.random_questions(1, options.prompt_tokens, 0, loaded, "rate", options.seed + 1)
+    else:
+        questions, limit = (
+            data.random_questions(1, options.prompt_tokens, 0, loaded, "rate", options.seed + 1),
+            position_limit(loaded.model),
+        )
+    # Rates are of the first question; what they ask for is known before anything is decoded.
+    length, longest = len(questions[0].prompt), max(options.equal_tokens, options.warmup_tokens)
+    if options.timed and limit is not None and length + longest > limit:
+        name = "equal-tokens" if longest == options.equal_tokens else "warmup-tokens"
+        raise UsageError(f"--{name} {longest} after a prompt of {length} exceed the {limit} positions of {loaded.name}; ask for fewer")
+    return questions
 
 
 @contextmanager

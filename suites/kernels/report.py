@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sdbench.results import with_status
+from sdbench.suites.metrics import crossover
 from sdbench.suites.runs import Report, Row, SavedRun, measured
 from sdbench.tables import Column
 
@@ -225,15 +226,12 @@ def _crossovers(found: Sequence[Sums]) -> list[str]:
     for pattern in dict.fromkeys(s.pattern for s in found):
         gains = [(s.tokens, s.dense / s.sparse) for s in found if s.pattern == pattern]
         if len(gains) > 1:
-            losing = next((tokens for tokens, gain in gains if gain < 1), None)
-            until = f"stops paying at {_words(losing)}" if losing else f"pays up to {_words(gains[-1][0])}, the most that were timed"
             each = ", ".join(f"{gain:.2f}x at {tokens}" for tokens, gain in gains)
-            lines.append(f"{pattern} {until}: {each}, over the fastest dense; int8, fp8 and cuSPARSELt are timed at one token alone")
+            lines.append(
+                f"{pattern} {crossover(gains, 'batch')}: {each}, over the fastest dense; int8, fp8 and cuSPARSELt are timed at one token "
+                "alone"
+            )
     return lines
-
-
-def _words(tokens: int) -> str:
-    return f"{tokens} token{'s' if tokens > 1 else ''}"
 
 
 def _against(total: float, s: Sums) -> str:

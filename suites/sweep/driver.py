@@ -79,6 +79,8 @@ def sweep(plan: Plan, executor: Executor, progress: Progress, program: Sequence[
         SdbenchError: The folder cannot be written, or another sweep is in it; Ctrl-C, once every run has recorded it.
     """
     lock = None
+    if (plan.folder / "run.json").exists():
+        raise UsageError(f"{plan.folder} is a run directory, and a sweep's runs have a folder of their own; choose another --output")
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)
         lock = lock_directory(plan.folder)

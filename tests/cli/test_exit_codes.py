@@ -17,6 +17,8 @@ TYPED = [
     ((*E2E, "no/such/folder"), "no such folder or file, and not a hub id"),
     ((*E2E, "int4"), "quantised; pruning needs the unquantised checkpoint"),
     ((*E2E, "demo", "--calib", "text", "--calibration-text", "none.txt"), "cannot read none.txt: No such file"),
+    ((*E2E, "demo", "--fidelity-only", "--rate-repeats", "2"), "--fidelity-only times nothing; leave out --rate-repeats"),
+    ((*E2E, "demo", "--equal-tokens", "100000"), "--equal-tokens 100000 after a prompt of 52 exceed the 2048 positions of demo"),
     (("split", "none.jsonl", "--output", "data"), "cannot read none.jsonl: No such file"),
     (("split", "empty", "--output", "data"), "cannot read empty: Is a directory"),
     (("verify", "nowhere"), "nowhere is no checkpoint folder: cannot read config.json (No such file"),

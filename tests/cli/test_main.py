@@ -169,3 +169,14 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     os.close(writer)
     assert done.stderr == b""
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("e2e", "--pattern", "2:4", "--pattern", "4:8"), "--pattern is given 2 times, and e2e takes one; 'sdbench sweep' runs a grid"),
+        (("prune", "--pattern", "2:4", "--pattern", "4:8", "--output", "out"), "--pattern is given 2 times, and prune takes one"),
+    ],
+)
+def test_of_several_patterns_none_is_dropped_without_a_word(arguments, line, sdbench) -> None:  # type: ignore[no-untyped-def]
+    sdbench(*arguments).refuses(2, line)

@@ -34,6 +34,15 @@ def test_a_packed_checkpoint_as_the_model(sdbench, checkpoint):
     assert not Path("out").exists()
 
 
+def test_a_dense_export_as_the_model(sdbench, checkpoint):
+    """It loads as any model does, and would be the dense one that others are compared with."""
+    pruned(sdbench, *MAGNITUDE, "--model", checkpoint(), "--format", "dense", "--output", "zeros")
+    told = "model 'zeros' holds weights that 'sdbench prune' pruned (sdbench.json says so); give the dense checkpoint"
+    sdbench("prune", *SMALL, "--model", "zeros", "--output", "out").refuses(2, told)
+    sdbench("e2e", "--device", "cpu", "--model", "zeros", "--output", "run").refuses(2, told)
+    assert not Path("out").exists() and not Path("run").exists()
+
+
 def test_not_enough_disk(sdbench, checkpoint, monkeypatch):
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=write.SLACK_BYTES + 1000))

@@ -121,7 +121,7 @@ def test_a_batch_is_compared_with_its_own_baselines_and_the_crossover_is_told() 
     assert rows[-1]["speedup"]["dense"] == 0.8 and rows[-1]["best"]
     lines = headline(rows)
     assert "2:4, 4 tokens: sum of 1 shape 8.0 us, 2.50x over F.linear, 1.25x over the fastest dense" in lines
-    assert lines[-1] == "2:4 stops paying at 8 tokens: 2.00x at 1, 1.25x at 4, 0.80x at 8, over the fastest dense; " + ALONE
+    assert lines[-1] == "2:4 stops paying at batch 8: 2.00x at 1, 1.25x at 4, 0.80x at 8, over the fastest dense; " + ALONE
     still = headline(judge([*run(), *several(4, 10.0, 8.0)]))[-1]
-    assert still.startswith("2:4 pays up to 4 tokens, the most that were timed: 2.00x at 1, 1.25x at 4")
+    assert still.startswith("2:4 pays up to batch 4, the largest that was timed: 2.00x at 1, 1.25x at 4")
     assert "tokens" in [column.name for column in table(rows)[0]] and "tokens" not in [column.name for column in table(run())[0]]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sdbench.suites.metrics import decode_rate, speedup
+from sdbench.suites.metrics import crossover, decode_rate, speedup
 
 
 def test_cases_4_prefill_and_its_token_are_left_out() -> None:
@@ -35,3 +35,17 @@ def test_speedup_between_equal_lengths() -> None:
 )
 def test_no_speedup_has_a_reason(rate: float | None, baseline: float | None, tokens: int, baseline_tokens: int, reason: str) -> None:
     assert speedup(rate, baseline, tokens, baseline_tokens) == (None, reason)
+
+
+@pytest.mark.parametrize(
+    ("gains", "said"),
+    [
+        ([(1, 1.5), (4, 1.0), (8, 0.9)], "stops paying at batch 8"),
+        ([(1, 1.5), (4, 1.2)], "pays up to batch 4, the largest that was timed"),
+        ([(1, 0.5), (4, 0.2)], "pays at no batch that was timed"),
+        ([(1, 0.9), (4, 1.2), (8, 0.7)], "pays at batch 4 alone"),
+        ([(1, 1.1), (4, 0.9), (8, 1.2)], "pays at batch 1, 8 alone"),
+    ],
+)
+def test_up_to_where_it_pays(gains: list[tuple[int, float]], said: str) -> None:
+    assert crossover(gains, "batch") == said

@@ -189,6 +189,15 @@ def test_two_sweeps_never_share_a_folder(plan, run, tmp_path):
         process.wait()
 
 
+def test_a_run_directory_is_no_folder_for_runs(plan, run):
+    wanted = plan("ok")
+    wanted.folder.mkdir(parents=True)
+    (wanted.folder / "run.json").write_text("{}")
+    with pytest.raises(UsageError, match="is a run directory, and a sweep's runs have a folder of their own"):
+        run(wanted)
+    assert [one.name for one in wanted.folder.iterdir()] == ["run.json"]
+
+
 class TestGpus:
     """As the check finds them; the runs say which one they were given."""
 
