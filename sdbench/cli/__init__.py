@@ -22,7 +22,7 @@ COMMANDS = {
     "report": "Show runs again: tables, sums and notes from their run directories.",
     "runs": "List the run directories below a folder: of what, how they ended, when, with how many rows and attempts.",
     "compare": "Compare run NEW with run BASE: what is wrong now, what got worse, what got slower.",
-    "pool": "Pool several draws of e2e runs: fidelity over all of them, with intervals over questions.",
+    "pool": "Pool several draws of e2e, runs or a sweep's folder: fidelity and answers over all, with intervals over questions.",
     "sweep": "Run a grid of end-to-end runs: models, patterns, calibrations, methods, seeds, tasks; one table at the end.",
     "prune": "Calibrate, prune and write a checkpoint that sdbench.load and transformers read.",
     "verify": "Check a pruned checkpoint: axis, exact N in every group, masks against values, shapes, tied weights and hashes.",
