@@ -87,10 +87,12 @@ def pool(runs: Sequence[SavedRun]) -> Pooled:
         how = {"pattern": pattern, "method": method}
         # Each pattern and method has a control of its own.
         compared = bool(pattern) or len(groups) == 1
-        for prefill, arm in _those_of(pattern, [key for draw in draws for key in draw.rows]):
-            found.fidelity.append(how | _pooled(draws, prefill, arm, compared and arm != CONTROL))
-        for _, arm in _those_of(pattern, [("", name) for draw in draws for name in draw.arms]):
-            found.answers.append(how | _answers(draws, arm, compared and arm not in (CONTROL, DENSE)))
+        for prefill, arm in dict.fromkeys(key for draw in draws for key in draw.rows):
+            if (arm not in UNPRUNED) == bool(pattern):
+                found.fidelity.append(how | _pooled(draws, prefill, arm, compared and arm != CONTROL))
+        for arm in dict.fromkeys(name for draw in draws for name in draw.arms):
+            if (arm not in UNPRUNED) == bool(pattern):
+                found.answers.append(how | _answers(draws, arm, compared and arm not in (CONTROL, DENSE)))
     return found
 
 
@@ -195,11 +197,6 @@ def _one_a_seed(groups: Iterable[Sequence[_Draw]]) -> list[_Draw]:
         for draw in draws:
             found.setdefault(draw.seed, draw)
     return list(found.values())
-
-
-def _those_of(pattern: str | None, keys: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Of (prefill, arm) pairs those of arms with pruned weights, or without where there is no pattern; each once."""
-    return [key for key in dict.fromkeys(keys) if (key[1] not in UNPRUNED) == bool(pattern)]
 
 
 def _draw(run: SavedRun) -> _Draw:

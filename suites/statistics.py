@@ -1,6 +1,6 @@
 """Whether two arms of the same questions differ: a paired bootstrap of a ratio of means, and McNemar's exact test."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -60,16 +60,7 @@ def ratio_of_means(
     above, below = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
     if len(above) < 2 or not below.any():
         return None
-    found = stats.bootstrap(
-        (above, below),
-        lambda a, b, axis: a.mean(axis=axis) / b.mean(axis=axis),
-        paired=True,
-        n_resamples=resamples,
-        confidence_level=level,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
-    return Interval(float(above.mean() / below.mean()), float(found.confidence_interval.low), float(found.confidence_interval.high))
+    return _paired_bootstrap(above, below, lambda a, b, axis: a.mean(axis=axis) / b.mean(axis=axis), seed, resamples, level)
 
 
 def difference_of_shares(
@@ -90,19 +81,26 @@ def difference_of_shares(
     if len(pairs) < 2:
         return None
     first, second, total = np.asarray(pairs, dtype=float).T
-    estimate = float((first - second).sum() / total.sum())
-    if not (first - second).any():
-        return Interval(estimate, 0.0, 0.0)
+    gained = first - second
+    if not gained.any():
+        return Interval(0.0, 0.0, 0.0)
+    return _paired_bootstrap(gained, total, lambda more, of, axis: more.sum(axis=axis) / of.sum(axis=axis), seed, resamples, level)
+
+
+def _paired_bootstrap(
+    first: np.ndarray, second: np.ndarray, statistic: Callable[..., Any], seed: int, resamples: int, level: float
+) -> Interval:
+    """A statistic of pairs, ``statistic(first, second, axis)``, and its percentile interval over resampled pairs."""
     found = stats.bootstrap(
-        (first - second, total),
-        lambda gained, of, axis: gained.sum(axis=axis) / of.sum(axis=axis),
+        (first, second),
+        statistic,
         paired=True,
         n_resamples=resamples,
         confidence_level=level,
         method="percentile",
         rng=np.random.default_rng(seed),
     )
-    return Interval(estimate, float(found.confidence_interval.low), float(found.confidence_interval.high))
+    return Interval(float(statistic(first, second, 0)), float(found.confidence_interval.low), float(found.confidence_interval.high))
 
 
 def share_interval(count: int, total: int, *, level: float = 0.95) -> Interval:

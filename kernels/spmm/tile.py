@@ -29,8 +29,8 @@ from sdbench.pattern import WORD
 MOST_TOKENS = 64
 """Beyond it the weight is unfolded too many times: ``expand`` does it once."""
 
-WARP_WORDS, TILE_ROWS, TILE_TOKENS = 4, 16, 8
-"""What a warp multiplies in one step: words of a row, rows and tokens of a matrix instruction."""
+WARP_WORDS, TILE_TOKENS = 4, 8
+"""What a warp multiplies in one step: words of a row, and tokens of a matrix instruction."""
 
 
 @triton.jit
@@ -109,6 +109,7 @@ def _multiply_plain(
             live = (inside & (place < IN))[:, None] & (token < tokens)[None, :]
             x = tl.load(x_ptr + token[None, :] * IN + place[:, None], mask=live, other=0.0).to(tl.float32)
             total += value[:, None] * x
+        # Triton's tuples grow by addition alone, each time into another type.
         added = added + (total,)  # type: ignore[assignment]  # noqa: RUF005
     return added
 
@@ -143,10 +144,12 @@ def tile_kernel(
     if NVIDIA:
         quad_ptr = x_ptr.to(tl.pointer_type(tl.int64), bitcast=True)
         for _ in tl.static_range(2 * SLOTS * TILES):
+            # Triton's tuples grow by addition alone, each time into another type.
             sums = sums + (tl.zeros([32 * ROW_WARPS * WORD_WARPS], tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
     else:
         quad_ptr = x_ptr
         for _ in tl.static_range(SLOTS):
+            # Triton's tuples grow by addition alone, each time into another type.
             sums = sums + (tl.zeros([32 * ROW_WARPS * WORD_WARPS, TOKENS], tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
     if PDL == 1:
         gdc_launch_dependents()

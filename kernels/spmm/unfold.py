@@ -33,6 +33,7 @@ def _unfold_plain(mask, p0, p1, p2, p3, p4, p5):
             p3 = tl.where(kept, ((p3 >> 16) & low) | (p4 << 48), p3)
             p4 = tl.where(kept, ((p4 >> 16) & low) | (p5 << 48), p4)
             p5 = tl.where(kept, p5 >> 16, p5)
+        # Triton's tuples grow by addition alone, each time into another type.
         quads = (columns,) + quads  # type: ignore[assignment]  # noqa: RUF005
     return quads
 

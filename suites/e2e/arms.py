@@ -13,6 +13,11 @@ INT8 = "int8"
 Weights = Literal["dense", "pruned", "int8", "another model"]
 
 
+def is_timed(fidelity: str | None, rate_repeats: int | None) -> bool:
+    """Whether a run with these arguments times anything, for which it needs its GPU alone."""
+    return fidelity != "only" and bool(rate_repeats)
+
+
 @dataclass(frozen=True)
 class Arm:
     """One row of the result.

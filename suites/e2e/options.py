@@ -17,7 +17,7 @@ from sdbench.errors import UsageError
 from sdbench.models import ModelSpec
 from sdbench.pattern import Pattern
 from sdbench.suites.data import read_manifest, sha256_of
-from sdbench.suites.e2e.arms import CONTROL, DENSE, INT8, Arm
+from sdbench.suites.e2e.arms import CONTROL, DENSE, INT8, Arm, is_timed
 from sdbench.suites.e2e.harness import HarnessTasks
 from sdbench.suites.tasks.endpoint import Judge
 from sdbench.suites.tasks.registry import DEFAULT_TASK, OWN, Task, find_task
@@ -249,7 +249,7 @@ class E2EOptions(CalibrationOptions):
     @property
     def timed(self) -> bool:
         """Whether rates are asked for."""
-        return self.fidelity != "only" and self.rate_repeats > 0
+        return is_timed(self.fidelity, self.rate_repeats)
 
     def arguments(self) -> dict[str, Any]:
         """Every option that changes a result, for the run directory; of the judge only its address and name."""

@@ -114,7 +114,7 @@ class Runner:
         else:
             with packed_linears(self.loaded.model, pruned, self.options.prefill) as packed:
                 samples = self._answers(arm, packed, rounded)
-                timed = self._timed(arm, packed, rounded, samples) if self.options.rate_repeats else _untimed(samples)
+                timed = self._timed(arm, packed, rounded, samples) if self.options.timed else _untimed(samples)
                 row = self._quality(arm, samples) | timed
         row |= {**worth(row, samples), "layers": reports, **inspected}
         if arm.weights == "dense":

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from sdbench.errors import SdbenchError, UsageError
+from sdbench.suites.e2e.arms import is_timed
 from sdbench.suites.sweep.work import GRACE_SECONDS, Ended, Job, check, work
 
 Runs = Sequence[Mapping[str, Sequence[str]]]
@@ -49,11 +50,6 @@ def on_gpus(found: Mapping[str, Any]) -> int:
     return int(found["gpus"]) if any(one.get("device") != "cpu" for one in found["arguments"]) else 0
 
 
-def times(found: Mapping[str, Any]) -> bool:
-    """Whether any of the runs times something, for which it needs its GPU alone."""
-    return any(one.get("rate_repeats") and one.get("fidelity") != "only" for one in found["arguments"])
-
-
 class LocalExecutor:
     """Processes of this machine, each with one of its GPUs, which runs that time nothing may share.
 
@@ -78,7 +74,12 @@ class LocalExecutor:
         """
         found = check(runs, folder)
         gpus = on_gpus(found)
-        if self._jobs and gpus and self._jobs > gpus and times(found):
+        if (
+            self._jobs
+            and gpus
+            and self._jobs > gpus
+            and any(is_timed(one.get("fidelity"), one.get("rate_repeats")) for one in found["arguments"])
+        ):
             shared = f"--jobs {self._jobs} with {gpus} GPU{'s' if gpus > 1 else ''}: runs that share one would time each other"
             raise UsageError(f"{shared}; ask for one a GPU, or for no times (rate-repeats: 0, or fidelity-only)")
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
