@@ -7,6 +7,7 @@ Two kernels write the same rows: one loads a value for every column; where a mas
 the other has a thread unfold whole words in registers (``unfold.py``).
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,15 +17,15 @@ from torch import Tensor
 
 from sdbench.kernels.launching import on_nvidia, pointer_type, scratch
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
-from sdbench.kernels.spmm.permutes import unfold_ptx
-from sdbench.kernels.spmm.unfold import unfold
+from sdbench.kernels.spmm.permutes import room_ptx, unfold_ptx
+from sdbench.kernels.spmm.unfold import room_of, unfold
 from sdbench.kernels.spmv.lane_row import constraint as chunk_constraint
 from sdbench.kernels.spmv.lane_row import load_word
 from sdbench.packing import PackedWeight, chunk_length
 from sdbench.pattern import WORD
 
-PIECE_BYTES = 24 << 20
-"""Bytes of a piece: half of an H200's L2 or less, for a piece's writes and the product's own traffic. A guess, not timed yet."""
+PIECE_BYTES = 64 << 20
+"""Bytes of a piece at most: whole matrices of a small model, since each piece is two more launches."""
 
 
 @triton.jit
@@ -59,7 +60,7 @@ def expand_kernel(
 def words_kernel(
     mask_ptr, values_ptr, dense_ptr, first_row, rows,
     OUT: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr,
-    NVIDIA: tl.constexpr, UNFOLD: tl.constexpr,
+    NVIDIA: tl.constexpr, ROOM: tl.constexpr, UNFOLD: tl.constexpr,
 ):  # fmt: skip
     """The same by whole mask words, four columns of dense an int64.
 
@@ -73,7 +74,10 @@ def words_kernel(
     pointer = (values_ptr + (word.to(tl.int64) * CHUNKS * OUT + from_row) * 2)[:, None] + tl.arange(0, 2)[None, :]
     live = (row < rows) & (word < WORDS)
     mask, a, b, c = load_word(mask_ptr + word.to(tl.int64) * OUT + from_row, pointer, live, OUT * 2, CHUNKS, True)
-    q = unfold(mask, a, b, c, CHUNKS, UNFOLD, NVIDIA)
+    room = lane
+    if NVIDIA:
+        room = room_of(lane, ROOM)
+    q = unfold(mask, a, b, c, room, CHUNKS, UNFOLD, NVIDIA)
     # Joined in the order of bits of a quad's number, lowest last.
     even = tl.join(tl.join(q[0], q[4]), tl.join(q[2], q[6]))
     odd = tl.join(tl.join(q[1], q[5]), tl.join(q[3], q[7]))
@@ -81,6 +85,13 @@ def words_kernel(
     quad = (word * 8)[:, None] + tl.arange(0, 8)[None, :]
     inside = (row < rows)[:, None] & (quad < IN // 4)
     tl.store(dense_ptr + row.to(tl.int64)[:, None] * (IN // 4) + quad, quads, mask=inside)
+
+
+@cache
+def _kernel(problem: Problem, words: int, block_out: int, block_in: int, nvidia: bool) -> tuple[Any, dict[str, Any]]:
+    """The kernel and its compile-time values, kept: a prompt makes hundreds of products, which the host has to keep up with."""
+    config = {"words": words, "block_out": block_out, "block_in": block_in}
+    return words_kernel if words else expand_kernel, _constexprs(problem, config, nvidia)
 
 
 def _constexprs(problem: Problem, config: Config, nvidia: bool) -> dict[str, Any]:
@@ -94,6 +105,7 @@ def _constexprs(problem: Problem, config: Config, nvidia: bool) -> dict[str, Any
             "BLOCK_OUT": config["block_out"],
             "BLOCK_WORDS": config["block_in"] // WORD,
             "NVIDIA": nvidia,
+            "ROOM": room_ptx(problem.pattern, config["block_out"] * config["block_in"] // WORD // 32) if nvidia else "",
             "UNFOLD": unfold_ptx(problem.pattern) if nvidia else "",
         }
     return common | {
@@ -117,11 +129,10 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
     count = rows.stop - rows.start
     # A kernel asks for OUT only to step from a word to the next.
     problem = Problem(packed.pitch, packed.in_features, packed.dtype, packed.pattern, 1)
-    kernel, values, target = expand_kernel, packed.values, dense
-    if config["words"]:
-        kernel, values, target = words_kernel, packed.values.view(torch.int64), dense.view(torch.int64)
+    kernel, constexprs = _kernel(problem, config["words"], config["block_out"], config["block_in"], on_nvidia())
+    values, target = (packed.values.view(torch.int64), dense.view(torch.int64)) if config["words"] else (packed.values, dense)
     kernel[triton.cdiv(count, config["block_out"]), triton.cdiv(packed.in_features, config["block_in"])](
-        packed.mask_words, values, target, rows.start, count, **_constexprs(problem, config, on_nvidia()), num_warps=config["num_warps"],
+        packed.mask_words, values, target, rows.start, count, **constexprs, num_warps=config["num_warps"],
     )  # fmt: skip
     return dense
 
@@ -145,9 +156,10 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
 
 
 def default(problem: Problem) -> Config:
-    """Pieces of ``PIECE_BYTES``, whole 128-row tiles of the product; a load a column until the other kernel has been timed on a GPU."""
+    """Pieces of ``PIECE_BYTES``, whole 128-row tiles of the product."""
+    words = int(chunk_constraint(problem) is None)
     piece = max(128, PIECE_BYTES // (problem.in_features * problem.dtype.itemsize) // 128 * 128)
-    return {"words": 0, "block_out": 16, "block_in": 128, "num_warps": 4, "piece": min(piece, problem.out_features)}
+    return {"words": words, "block_out": 16, "block_in": 256, "num_warps": 4, "piece": min(piece, problem.out_features)}
 
 
 def space(problem: Problem) -> list[Config]:

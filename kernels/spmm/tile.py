@@ -16,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sdbench.kernels.launching import on_nvidia, pointer_type
+from sdbench.kernels.launching import on_nvidia, pointer_type, scratch
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
-from sdbench.kernels.spmm.permutes import multiply_ptx, unfold_ptx
-from sdbench.kernels.spmm.unfold import unfold
+from sdbench.kernels.spmm.permutes import multiply_ptx, room_ptx, unfold_ptx
+from sdbench.kernels.spmm.unfold import room_of, unfold
 from sdbench.kernels.spmv.finish import finish, workspace
 from sdbench.kernels.spmv.lane_row import constraint as chunk_constraint
 from sdbench.kernels.spmv.lane_row import load_word
@@ -47,9 +47,30 @@ def _load_weights(
 
 
 @triton.jit
+def arrange_kernel(x_ptr, fragments_ptr, tokens, IN: tl.constexpr, RAGGED: tl.constexpr, PDL: tl.constexpr):
+    """fragments[tile, quad, piece, lane] = eight columns of token 8 tile + lane // 4 in word 4 quad + lane % 4; grid (quads, tiles).
+
+    Zeros past the last token and column.
+    """
+    lane = tl.arange(0, 128)
+    token = tl.program_id(1) * 8 + lane // 4 % 8
+    column = ((tl.program_id(0) * 4 + lane % 4) * 8 + lane // 32 * 2)[:, None] + tl.arange(0, 2)[None, :]
+    live = (token < tokens)[:, None]
+    if RAGGED:
+        live = live & (column < IN // 4)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    x = tl.load(x_ptr + (token * (IN // 4))[:, None] + column, mask=live, other=0)
+    place = ((tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)) * 128 + lane)[:, None] * 2 + tl.arange(0, 2)[None, :]
+    tl.store(fragments_ptr + place, x)
+
+
+@triton.jit
 def _load_tokens(
     x_ptr, word, token, tokens, inside,
-    IN: tl.constexpr, TILES: tl.constexpr, PARTIAL: tl.constexpr, MASKED: tl.constexpr, RAGGED: tl.constexpr,
+    IN: tl.constexpr, WORDS: tl.constexpr, TILES: tl.constexpr,
+    ARRANGED: tl.constexpr, PARTIAL: tl.constexpr, MASKED: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """For each of a lane's tokens, eight apart, the columns of its word as eight int64."""
     x = ()
@@ -60,7 +81,15 @@ def _load_tokens(
             live = inside
             if PARTIAL:
                 live = live & (token + 8 * tile < tokens)
-            if RAGGED:
+            if ARRANGED:
+                # A warp's 512 bytes lie together.
+                first = ((token // 8 + tile) * ((WORDS + 3) // 4) + word // 4) * 4 + piece
+                pointer = x_ptr + (first * 32 + token % 8 * 4 + word % 4)[:, None] * 2 + tl.arange(0, 2)[None, :]
+                if MASKED:
+                    loaded = tl.load(pointer, mask=(word < WORDS)[:, None], other=0)
+                else:
+                    loaded = tl.load(pointer)
+            elif RAGGED:
                 loaded = tl.load(pointer, mask=live[:, None] & (quad < IN // 4), other=0)
             elif MASKED or PARTIAL:
                 loaded = tl.load(pointer, mask=live[:, None], other=0)
@@ -71,12 +100,14 @@ def _load_tokens(
 
 
 @triton.jit
-def _multiply(sums, words, x, SLOTS: tl.constexpr, TILES: tl.constexpr, CHUNKS: tl.constexpr, UNFOLD: tl.constexpr, MULTIPLY: tl.constexpr):
+def _multiply(
+    sums, words, x, room, SLOTS: tl.constexpr, TILES: tl.constexpr, CHUNKS: tl.constexpr, UNFOLD: tl.constexpr, MULTIPLY: tl.constexpr
+):
     """sums += a step's words times x, by matrix instructions."""
     added = ()
     for pair in tl.static_range(SLOTS // 2):
-        upper = unfold(words[8 * pair], words[8 * pair + 1], words[8 * pair + 2], words[8 * pair + 3], CHUNKS, UNFOLD, True)
-        lower = unfold(words[8 * pair + 4], words[8 * pair + 5], words[8 * pair + 6], words[8 * pair + 7], CHUNKS, UNFOLD, True)
+        upper = unfold(words[8 * pair], words[8 * pair + 1], words[8 * pair + 2], words[8 * pair + 3], room, CHUNKS, UNFOLD, True)
+        lower = unfold(words[8 * pair + 4], words[8 * pair + 5], words[8 * pair + 6], words[8 * pair + 7], room, CHUNKS, UNFOLD, True)
         for tile in tl.static_range(TILES):
             added = added + tl.inline_asm_elementwise(
                 MULTIPLY, "=f,=f,=f,=f,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,f,f,f,f",
@@ -100,7 +131,7 @@ def _multiply_plain(
     added = ()
     token = first + tl.arange(0, TOKENS)
     for slot in tl.static_range(SLOTS):
-        quads = unfold(words[4 * slot], words[4 * slot + 1], words[4 * slot + 2], words[4 * slot + 3], CHUNKS, "", False)
+        quads = unfold(words[4 * slot], words[4 * slot + 1], words[4 * slot + 2], words[4 * slot + 3], words[4 * slot], CHUNKS, "", False)
         total = sums[slot]
         for column in tl.static_range(32):
             bits = (quads[column // 4] >> (16 * (column % 4))).to(tl.int16)
@@ -119,14 +150,16 @@ def tile_kernel(
     mask_ptr, values_ptr, x_ptr, y_ptr, tokens,
     OUT: tl.constexpr, PITCH: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, SPLITS: tl.constexpr, CHUNKS: tl.constexpr,
     ROW_WARPS: tl.constexpr, WORD_WARPS: tl.constexpr, SLOTS: tl.constexpr, TILES: tl.constexpr,
-    GUARD: tl.constexpr, RAGGED: tl.constexpr, PARTIAL: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
-    BF16: tl.constexpr, NVIDIA: tl.constexpr, UNFOLD: tl.constexpr, MULTIPLY: tl.constexpr,
+    ARRANGED: tl.constexpr, GUARD: tl.constexpr, RAGGED: tl.constexpr, PARTIAL: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    BF16: tl.constexpr, NVIDIA: tl.constexpr, ROOM: tl.constexpr, UNFOLD: tl.constexpr, MULTIPLY: tl.constexpr,
 ):  # fmt: skip
     """y[split, token, r] = the split's share of (W x_token)[r]; grid (row blocks, splits, token blocks)."""
-    PER_SPLIT: tl.constexpr = (WORDS + SPLITS - 1) // SPLITS
+    PER_SPLIT: tl.constexpr = (WORDS + 4 * SPLITS - 1) // (4 * SPLITS) * 4
     BLOCK_WORDS: tl.constexpr = 4 * WORD_WARPS
     STEPS: tl.constexpr = (PER_SPLIT + BLOCK_WORDS - 1) // BLOCK_WORDS
     TOKENS: tl.constexpr = 8 * TILES
+    # Columns of x for the next step too, where a thread has the registers.
+    AHEAD: tl.constexpr = NVIDIA and TILES * SLOTS <= 4
     lane = tl.arange(0, 32 * ROW_WARPS * WORD_WARPS)
     warp = lane // 32
     first_row = tl.program_id(0) * (8 * SLOTS * ROW_WARPS)
@@ -154,17 +187,27 @@ def tile_kernel(
     if PDL == 1:
         gdc_launch_dependents()
     words = _load_weights(mask_ptr, value_ptr, row, word < end, OUT, PITCH, SLOTS, CHUNKS, GUARD)
+    room = lane
+    if NVIDIA:
+        room = room_of(lane, ROOM)
     if PDL:
         # x is the previous kernel's output, and what that one reads may be what this one writes; weights are neither.
         gdc_wait()
+    if AHEAD:
+        x = _load_tokens(quad_ptr, word, token, tokens, word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
     for _ in range(0, STEPS - 1):
-        # The next words are on their way while the current ones are unfolded.
+        # The next words, and their columns of x, are on their way while the current ones are unfolded.
         mask_ptr += BLOCK_WORDS * PITCH
         value_ptr += BLOCK_WORDS * CHUNKS * PITCH * 2
         later = _load_weights(mask_ptr, value_ptr, row, word + BLOCK_WORDS < end, OUT, PITCH, SLOTS, CHUNKS, GUARD)
-        if NVIDIA:
-            x = _load_tokens(quad_ptr, word, token, tokens, word < end, IN, TILES, PARTIAL, GUARD, RAGGED)
-            sums = _multiply(sums, words, x, SLOTS, TILES, CHUNKS, UNFOLD, MULTIPLY)
+        if AHEAD:
+            next_word = word + BLOCK_WORDS
+            next_x = _load_tokens(quad_ptr, next_word, token, tokens, next_word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
+            sums = _multiply(sums, words, x, room, SLOTS, TILES, CHUNKS, UNFOLD, MULTIPLY)
+            x = next_x
+        elif NVIDIA:
+            x = _load_tokens(quad_ptr, word, token, tokens, word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
+            sums = _multiply(sums, words, x, room, SLOTS, TILES, CHUNKS, UNFOLD, MULTIPLY)
         else:
             sums = _multiply_plain(sums, words, x_ptr, word, first_token, tokens, word < end, IN, SLOTS, TOKENS, CHUNKS, BF16)
         word += BLOCK_WORDS
@@ -172,8 +215,9 @@ def tile_kernel(
     if PDL == 2:
         gdc_launch_dependents()
     if NVIDIA:
-        x = _load_tokens(quad_ptr, word, token, tokens, word < end, IN, TILES, PARTIAL, GUARD, RAGGED)
-        sums = _multiply(sums, words, x, SLOTS, TILES, CHUNKS, UNFOLD, MULTIPLY)
+        if not AHEAD:
+            x = _load_tokens(quad_ptr, word, token, tokens, word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
+        sums = _multiply(sums, words, x, room, SLOTS, TILES, CHUNKS, UNFOLD, MULTIPLY)
     else:
         sums = _multiply_plain(sums, words, x_ptr, word, first_token, tokens, word < end, IN, SLOTS, TOKENS, CHUNKS, BF16)
     y_ptr += tl.program_id(1) * tokens * OUT
@@ -219,6 +263,7 @@ def _constexprs(problem: Problem, pitch: int, config: Config, nvidia: bool) -> d
         "WORD_WARPS": config["block_words"] // WARP_WORDS,
         "SLOTS": config["warp_rows"] // 8,
         "TILES": config["block_tokens"] // TILE_TOKENS,
+        "ARRANGED": bool(config["arranged"]),
         # Any load of a weight may be out of bounds.
         "GUARD": bool(ragged or problem.out_features % config["block_out"] or problem.words % (config["splits"] * config["block_words"])),
         "RAGGED": ragged,
@@ -227,6 +272,7 @@ def _constexprs(problem: Problem, pitch: int, config: Config, nvidia: bool) -> d
         "PDL": config["pdl"],
         "BF16": problem.dtype == torch.bfloat16,
         "NVIDIA": nvidia,
+        "ROOM": room_ptx(problem.pattern, _warps(config)) if nvidia else "",
         "UNFOLD": unfold_ptx(problem.pattern) if nvidia else "",
         "MULTIPLY": multiply_ptx(problem.dtype == torch.bfloat16) if nvidia else "",
     }
@@ -248,13 +294,25 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
     if narrow.data_ptr() % 16:
         narrow = narrow.clone()
     problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1, tokens=tokens)
+    read = _arranged(narrow, problem, config) if config["arranged"] and on_nvidia() else narrow
     sums = y if splits == 1 else workspace(y.view(-1), splits)
     grid = triton.cdiv(packed.out_features, config["block_out"]), splits, triton.cdiv(tokens, config["block_tokens"])
     tile_kernel[grid](
-        packed.mask_words, packed.values.view(torch.int64), narrow, sums, tokens,
+        packed.mask_words, packed.values.view(torch.int64), read, sums, tokens,
         **_constexprs(problem, packed.pitch, config, on_nvidia()), num_warps=_warps(config), launch_pdl=bool(config["pdl"]),
     )  # fmt: skip
     return y if splits == 1 else finish(sums, y.view(-1), dependent=bool(config["pdl"])).view(y.shape)
+
+
+def _arranged(x: Tensor, problem: Problem, config: Config) -> Tensor:
+    """x ``[tokens, in]`` in the order in which warps read it, 16 bytes a lane."""
+    quads, tiles = triton.cdiv(problem.words, WARP_WORDS), triton.cdiv(problem.tokens, config["block_tokens"]) * config["block_tokens"] // 8
+    fragments = scratch("tokens of spmm/tile", (tiles, quads * 128 * 8), x.dtype, x.device)
+    arrange_kernel[quads, tiles](
+        x.view(torch.int64), fragments.view(torch.int64), problem.tokens, problem.in_features,
+        problem.in_features % (WARP_WORDS * WORD) != 0, config["pdl"], num_warps=4, launch_pdl=bool(config["pdl"]),
+    )  # fmt: skip
+    return fragments
 
 
 def constraint(problem: Problem) -> str | None:
@@ -275,10 +333,11 @@ def space(problem: Problem) -> list[Config]:
     block_tokens = _block_tokens(problem)
     return [
         {"block_out": warp_rows * row_warps, "block_words": WARP_WORDS * word_warps, "warp_rows": warp_rows, "block_tokens": block_tokens,
-         "splits": splits, "pdl": pdl}
+         "splits": splits, "arranged": arranged, "pdl": pdl}
         for warp_rows in (16, 32)
         for row_warps, word_warps in ((4, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (1, 8), (2, 8), (1, 16))
         for splits in ((1, 2, 4) if problem.out_features < 4096 else (1,))
+        for arranged in (0, 1)
         for pdl in ((0, 1) if problem.dependent_launch else (0,))
         # More warps a program would leave a thread fewer registers than it needs.
         if warp_rows * block_tokens * row_warps * word_warps <= 8192
@@ -303,6 +362,7 @@ def default(problem: Problem) -> Config:
         "warp_rows": warp_rows,
         "block_tokens": _block_tokens(problem),
         "splits": 1,
+        "arranged": int(problem.tokens > TILE_TOKENS),
         "pdl": 0,
     }
 

@@ -39,7 +39,17 @@ def _unfold_plain(mask, p0, p1, p2, p3, p4, p5):
 
 
 @triton.jit
-def unfold(mask, a, b, c, CHUNKS: tl.constexpr, PTX: tl.constexpr, NVIDIA: tl.constexpr):
+def room_of(lane, PTX: tl.constexpr):
+    """Where each lane may spread a word, from ``permutes.room_ptx``; anything where the pattern needs no room."""
+    if PTX == "":
+        room = lane
+    else:
+        room = tl.inline_asm_elementwise(PTX, "=r,r", [lane], dtype=tl.int32, is_pure=True, pack=1)
+    return room
+
+
+@triton.jit
+def unfold(mask, a, b, c, room, CHUNKS: tl.constexpr, PTX: tl.constexpr, NVIDIA: tl.constexpr):
     """The columns of each lane's mask word.
 
     Args:
@@ -47,6 +57,7 @@ def unfold(mask, a, b, c, CHUNKS: tl.constexpr, PTX: tl.constexpr, NVIDIA: tl.co
         a: int64 ``[lanes, 2]``, the word's first eight values (descending columns).
         b: The next eight, used where CHUNKS > 1.
         c: The last eight, used where CHUNKS > 2.
+        room: From :func:`room_of`.
         CHUNKS: Chunks of eight values a word: 1, 2 or 3.
         PTX: From ``permutes.unfold_ptx``.
         NVIDIA: Use it; else plain arithmetic.
@@ -58,17 +69,17 @@ def unfold(mask, a, b, c, CHUNKS: tl.constexpr, PTX: tl.constexpr, NVIDIA: tl.co
     if NVIDIA:
         if CHUNKS == 1:
             quads = tl.inline_asm_elementwise(
-                PTX, "=l,=l,=l,=l,=l,=l,=l,=l,r,l,l", [mask, p0, p1],
+                PTX, "=l,=l,=l,=l,=l,=l,=l,=l,r,r,l,l", [room, mask, p0, p1],
                 dtype=(tl.int64, tl.int64, tl.int64, tl.int64, tl.int64, tl.int64, tl.int64, tl.int64), is_pure=True, pack=1,
             )  # fmt: skip
         elif CHUNKS == 2:
             quads = tl.inline_asm_elementwise(
-                PTX, "=l,=l,=l,=l,=l,=l,=l,=l,r,l,l,l,l", [mask, p0, p1, p2, p3],
+                PTX, "=l,=l,=l,=l,=l,=l,=l,=l,r,r,l,l,l,l", [room, mask, p0, p1, p2, p3],
                 dtype=(tl.int64, tl.int64, tl.int64, tl.int64, tl.int64, tl.int64, tl.int64, tl.int64), is_pure=True, pack=1,
             )  # fmt: skip
         else:
             quads = tl.inline_asm_elementwise(
-                PTX, "=l,=l,=l,=l,=l,=l,=l,=l,r,l,l,l,l,l,l", [mask, p0, p1, p2, p3, p4, p5],
+                PTX, "=l,=l,=l,=l,=l,=l,=l,=l,r,r,l,l,l,l,l,l", [room, mask, p0, p1, p2, p3, p4, p5],
                 dtype=(tl.int64, tl.int64, tl.int64, tl.int64, tl.int64, tl.int64, tl.int64, tl.int64), is_pure=True, pack=1,
             )  # fmt: skip
     else:

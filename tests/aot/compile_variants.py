@@ -117,9 +117,10 @@ def exchanges(lines: list[str]) -> int:
     """Instructions by which threads exchange data: shared memory, barriers, shuffles.
 
     A layout conversion that moves data becomes such instructions. One that only renames what a thread holds already stays in Triton's IR,
-    where it looks the same, and costs nothing.
+    where it looks the same, and costs nothing. What a thread writes for itself (``spmm/permutes.py``) is no exchange.
     """
-    return sum(bool(re.search(r"\b(?:ld|st)\S*\.shared|\bbar(?:rier)?\.|\bshfl\.", line)) for line in lines)
+    moving = r"\b(?:ld|st)\S*\.shared(?!.*\[(?:room\+\d+|place)\])|\bbar(?:rier)?\.|\bshfl\."
+    return sum(bool(re.search(moving, line)) for line in lines)
 
 
 def streamed_loads(ptx: str) -> dict[int, int]:

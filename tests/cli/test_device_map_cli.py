@@ -39,7 +39,8 @@ class TestTwoGpus:
     def test_decode(self, strategy, call):
         rows = call("decode", "--device-map", strategy, "--context", 8, "--tokens", 4)["rows"]
         assert {row["outcome"] for row in rows if row["path"] == EAGER} == {"correct"}
-        assert strategy == "sequential" or {row["devices"] for row in rows} == {2}
+        # "sequential" fills the first GPU, and "balanced_low_0" may leave it out: a model this small fits on either alone.
+        assert strategy in ("sequential", "balanced_low_0") or {row["devices"] for row in rows} == {2}
 
     def test_e2e(self, call):
         small = ("--calibration-examples", 2, "--validation-examples", 2, "--max-tokens", 8, "--equal-tokens", 8, "--output", "run")

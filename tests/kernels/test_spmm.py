@@ -11,6 +11,7 @@ from sdbench.kernels import registry
 from sdbench.kernels.spmm import auto_variant, config_for, spmm
 from sdbench.kernels.spmm.expand import default, expand, space
 from sdbench.kernels.spmm.lane_row import MOST_TOKENS
+from sdbench.kernels.spmm.tile import arrange_kernel
 from sdbench.kernels.spmv import problem_of
 from sdbench.packing import stack_rows
 from sdbench.pattern import Pattern
@@ -116,18 +117,34 @@ def test_configs_of_the_walk(config: dict[str, int], tokens: int, device: torch.
     assert within(relative_error(y, x.double() @ pruned.double().T), 1e-5)
 
 
+@pytest.mark.parametrize(("tokens", "in_features"), [(8, 128), (3, 160), (20, 72)])
+def test_arranged_tokens_lie_as_warps_read_them(tokens: int, in_features: int, device: torch.device) -> None:
+    x = torch.randn(tokens, in_features, generator=torch.Generator().manual_seed(1)).bfloat16().to(device)
+    words, tiles = -(-in_features // 32), -(-tokens // 8)
+    fragments = torch.full((tiles, -(-words // 4), 4, 32, 8), math.nan, dtype=torch.bfloat16, device=device)
+    arrange_kernel[fragments.shape[1], tiles](
+        x.view(torch.int64), fragments.view(torch.int64), tokens, in_features, bool(in_features % 128), 0, num_warps=4
+    )
+    whole = torch.zeros(tiles * 8, fragments.shape[1] * 128, dtype=torch.bfloat16, device=device)
+    whole[:tokens, :in_features] = x
+    # Token 8 tile + g, column 128 quad + 32 word + 8 piece + i.
+    want = whole.view(tiles, 8, -1, 4, 4, 8).permute(0, 2, 4, 1, 3, 5).reshape(fragments.shape)
+    assert torch.equal(fragments, want)
+
+
 @pytest.mark.parametrize(
     ("block_out", "block_words", "warp_rows", "splits"), [(16, 4, 16, 1), (16, 8, 16, 2), (32, 4, 16, 3), (32, 8, 32, 1), (64, 16, 32, 2)]
 )
 @pytest.mark.parametrize(("tokens", "block_tokens"), [(3, 8), (11, 8), (16, 16), (20, 32)])
+@pytest.mark.parametrize("arranged", [0, 1])
 def test_configs_of_the_tiles(block_out: int, block_words: int, warp_rows: int, splits: int, tokens: int, block_tokens: int,
-                              device: torch.device) -> None:  # fmt: skip
+                              arranged: int, device: torch.device) -> None:  # fmt: skip
     """Warps side by side along rows and along words, splits and steps that do not divide the words, several blocks of tokens."""
     packed, pruned = problem(53, 360, Pattern(4, 8), torch.bfloat16, device)
     x = poisoned(tokens, 360, torch.bfloat16, device)
     y = torch.full((tokens, 53), math.nan, device=device)
     config = {"block_out": block_out, "block_words": block_words, "warp_rows": warp_rows, "block_tokens": block_tokens}
-    registry.find("spmm", "tile").launch(packed, x, y, {**config, "splits": splits, "pdl": 0})
+    registry.find("spmm", "tile").launch(packed, x, y, {**config, "splits": splits, "arranged": arranged, "pdl": 0})
     assert within(relative_error(y, x.double() @ pruned.double().T), 1e-5)
 
 

@@ -28,7 +28,7 @@ from sdbench.suites.runs import read_run
 
 def options(folder: Path, **changes: Any) -> DecodeOptions:
     standard: dict[str, Any] = {
-        "spec": resolve_model(f"random:{folder}", None, torch.device("cpu")),
+        "spec": changes.get("spec") or resolve_model(f"random:{folder}", None, torch.device("cpu")),
         "device": torch.device("cpu"),
         "dtype": torch.float32,
         "patterns": (Pattern(2, 4),),
