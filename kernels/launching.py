@@ -76,7 +76,8 @@ def scratch(use: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.
         dtype: Of the result.
         device: Where.
     """
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    # Triton's way to the stream takes a tenth of torch's time.
+    stream = triton.runtime.driver.active.get_current_stream(device.index) if device.type == "cuda" else 0
     made, needed = _SCRATCH.setdefault((use, device, stream, dtype), []), shape[0] * shape[1]
     if not made or made[-1].numel() < needed:
         made.append(torch.empty(needed, dtype=dtype, device=device))

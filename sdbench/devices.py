@@ -66,7 +66,7 @@ def map_devices(model: Any, strategy: str) -> dict[str, torch.device]:
         strategy: A name in `DEVICE_MAPS`.
 
     Raises:
-        SdbenchError: The GPUs are too small for the model.
+        SdbenchError: The GPUs are too small for the model, or all of it is for one GPU that is not the current one.
     """
     from accelerate.utils import get_balanced_memory, infer_auto_device_map
 
@@ -80,7 +80,12 @@ def map_devices(model: Any, strategy: str) -> dict[str, torch.device]:
             f"--device-map {strategy}: {elsewhere[0] or 'the model'} and {len(elsewhere) - 1} more parts find no room on the {count} GPUs; "
             "use more of them, or a smaller model"
         )
-    return {name: torch.device("cuda", place) for name, place in found.items()}
+    places = {name: torch.device("cuda", place) for name, place in found.items()}
+    alone = next(iter(places.values()))
+    # Triton launches on the current device, which a model on one GPU leaves to --device.
+    if set(places.values()) == {alone} and alone.index != torch.cuda.current_device():
+        raise SdbenchError(f"--device-map {strategy} finds room for the whole model on {alone} alone; use --device {alone} in its place")
+    return places
 
 
 def resolve_dtype(text: str | None, device: torch.device) -> torch.dtype:

@@ -61,11 +61,12 @@ class BoundSpmm:
         if x.device != packed.device:
             raise SdbenchError(f"spmm: x is on {x.device}, the weight on {packed.device}")
         rows = x.reshape(-1, packed.in_features)
-        y = torch.empty(len(rows), packed.out_features, dtype=out_dtype or x.dtype, device=x.device)
-        if len(rows):
-            if len(rows) not in self.found:
-                self.found[len(rows)] = self._find(len(rows))
-            chosen, config = self.found[len(rows)]
+        tokens = rows.shape[0]
+        y = torch.empty(tokens, packed.out_features, dtype=out_dtype or x.dtype, device=x.device)
+        if tokens:
+            if tokens not in self.found:
+                self.found[tokens] = self._find(tokens)
+            chosen, config = self.found[tokens]
             y = chosen.launch(packed, rows, y, config).to(y.dtype)
         return y.view(*x.shape[:-1], packed.out_features)
 

@@ -7,7 +7,6 @@ Two kernels write the same rows: one loads a value for every column; where a mas
 the other has a thread unfold whole words in registers (``unfold.py``).
 """
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sdbench.kernels.launching import on_nvidia, pointer_type, scratch
+from sdbench.kernels.launching import interpreted, on_nvidia, pointer_type, scratch
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 from sdbench.kernels.spmm.permutes import room_ptx, unfold_ptx
 from sdbench.kernels.spmm.unfold import room_of, unfold
@@ -28,7 +27,11 @@ PIECE_BYTES = 64 << 20
 """Bytes of a piece at most: whole matrices of a small model, since each piece is two more launches."""
 
 
-@triton.jit
+_COMPILED: dict[tuple[object, ...], tuple[Any, tuple[Any, ...]]] = {}
+"""Kernels for operands at multiples of 16 bytes, as Triton compiles them, with the values of their compile-time arguments, in order."""
+
+
+@triton.jit(do_not_specialize=["first_row", "rows"])
 def expand_kernel(
     mask_ptr, values_ptr, dense_ptr, first_row, rows,
     OUT: tl.constexpr, IN: tl.constexpr, KEPT: tl.constexpr, CHUNK: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
@@ -56,7 +59,7 @@ def expand_kernel(
     tl.store(dense_ptr + row.to(tl.int64)[:, None] * IN + column[None, :], value, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row", "rows"])
 def words_kernel(
     mask_ptr, values_ptr, dense_ptr, first_row, rows,
     OUT: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr,
@@ -85,13 +88,6 @@ def words_kernel(
     quad = (word * 8)[:, None] + tl.arange(0, 8)[None, :]
     inside = (row < rows)[:, None] & (quad < IN // 4)
     tl.store(dense_ptr + row.to(tl.int64)[:, None] * (IN // 4) + quad, quads, mask=inside)
-
-
-@cache
-def _kernel(problem: Problem, words: int, block_out: int, block_in: int, nvidia: bool) -> tuple[Any, dict[str, Any]]:
-    """The kernel and its compile-time values, kept: a prompt makes hundreds of products, which the host has to keep up with."""
-    config = {"words": words, "block_out": block_out, "block_in": block_in}
-    return words_kernel if words else expand_kernel, _constexprs(problem, config, nvidia)
 
 
 def _constexprs(problem: Problem, config: Config, nvidia: bool) -> dict[str, Any]:
@@ -127,13 +123,24 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
             unfolds whole words.
     """
     count = rows.stop - rows.start
+    grid = (count + config["block_out"] - 1) // config["block_out"], triton.cdiv(packed.in_features, config["block_in"]), 1
+    values, target = packed.values, dense
+    if config["words"]:
+        values, target = values.view(torch.int64), dense.view(torch.int64)
+    arguments = packed.mask_words, values, target, rows.start, count
+    # A prompt makes hundreds of products, and Triton takes longer to find a kernel again than to launch it.
+    key = (packed.pitch, packed.in_features, packed.dtype, packed.pattern, packed.device, *config.values())
+    aligned = not (packed.mask_words.data_ptr() | values.data_ptr() | target.data_ptr()) % 16
+    if aligned and key in _COMPILED:
+        compiled, constexprs = _COMPILED[key]
+        compiled[grid](*arguments, *constexprs)
+        return dense
     # A kernel asks for OUT only to step from a word to the next.
     problem = Problem(packed.pitch, packed.in_features, packed.dtype, packed.pattern, 1)
-    kernel, constexprs = _kernel(problem, config["words"], config["block_out"], config["block_in"], on_nvidia())
-    values, target = (packed.values.view(torch.int64), dense.view(torch.int64)) if config["words"] else (packed.values, dense)
-    kernel[triton.cdiv(count, config["block_out"]), triton.cdiv(packed.in_features, config["block_in"])](
-        packed.mask_words, values, target, rows.start, count, **constexprs, num_warps=config["num_warps"],
-    )  # fmt: skip
+    kernel, named = words_kernel if config["words"] else expand_kernel, _constexprs(problem, config, on_nvidia())
+    compiled = kernel[grid](*arguments, **named, num_warps=config["num_warps"])
+    if aligned and not interpreted():
+        _COMPILED[key] = compiled, tuple(named.values())
     return dense
 
 
@@ -151,7 +158,7 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
         rows = slice(start, min(start + config["piece"], packed.out_features))
         shape = rows.stop - rows.start, packed.in_features
         dense = expand(packed, rows, scratch("expanded rows", shape, packed.dtype, packed.device), config)
-        torch.mm(narrow, dense.T, out=found[:, rows])
+        torch.mm(narrow, dense.T, out=found if shape[0] == packed.out_features else found[:, rows])
     return found
 
 
