@@ -1,9 +1,11 @@
 """Device and number type by the names that the command line takes; needs torch and nothing else."""
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sdbench.errors import SdbenchError, UsageError
 
@@ -56,6 +58,12 @@ def require_gpu(device: torch.device, asked: str, why: str) -> None:
 def devices_of(model: Any) -> list[torch.device]:
     """The devices that a model's parameters are on, in the model's order."""
     return list(dict.fromkeys(parameter.device for parameter in model.parameters()))
+
+
+def at_device_of(tensor: Tensor) -> AbstractContextManager[object]:
+    """A block in which a tensor's GPU is the current one; where it is already, nothing is done, which takes less time."""
+    here = not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device()
+    return nullcontext() if here else torch.cuda.device_of(tensor)
 
 
 def map_devices(model: Any, strategy: str) -> dict[str, torch.device]:

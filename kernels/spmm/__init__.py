@@ -12,11 +12,9 @@ from sdbench.kernels.registry import Config, Variant
 from sdbench.kernels.spmv import choose, problem_of
 from sdbench.packing import PackedWeight
 
-AUTO: tuple[tuple[int, str], ...] = ()
-"""What ``"auto"`` means on a GPU: up to so many tokens this variant, in ascending order, where it takes the weight; beyond it, and for
-other weights, ``REST``. To be set by what ``sdbench kernels --batch`` measures: of ``tile`` nothing is yet."""
-
-REST = "expand"
+FEW_TOKENS = 32
+"""Up to so many tokens ``"auto"`` means ``tile`` on a GPU, where that takes the weight; else ``expand``, which writes the dense rows first:
+a price that many tokens share."""
 
 TUNED_TOKENS = (2, 4, 8, 16, 32)
 """Numbers of tokens that configs are searched for; others take those of the next larger one, and the default beyond the last."""
@@ -27,8 +25,7 @@ def auto_variant(packed: PackedWeight, tokens: int) -> str:
     if packed.device.type != "cuda":
         return "reference"
     problem = problem_of(packed, tokens)
-    taking = (name for most, name in AUTO if tokens <= most and registry.find("spmm", name).constraint(problem) is None)
-    return next(taking, REST)
+    return "tile" if tokens <= FEW_TOKENS and registry.find("spmm", "tile").constraint(problem) is None else "expand"
 
 
 def config_for(packed: PackedWeight, variant: Variant, tokens: int) -> Config:

@@ -1,8 +1,11 @@
 """PTX that unfolds a mask word: S packed values, in descending columns, become the 32 columns of the dense row, in registers.
 
-Where the pattern fixes how many values lie above a nibble (1:4 and 2:4), a byte permute (``prmt``), whose selector comes out of a table by
-the mask's bits, puts two values, or one, or none, at two columns. Elsewhere each value takes a way through shared memory: stores there go
-where a register says, and registers themselves cannot be numbered by one.
+A byte permute (``prmt``), whose selector comes out of a table by the mask's bits, puts two values, or one, or none, at two columns. Which
+values those are is known where the pattern fixes how many lie above (1:4 and 2:4). Elsewhere a window of the values has to slide by a count
+of bits, but not often: the upper half of a group begins at the group's first value and the lower half ends at its last one, whatever the
+mask; of a group of 16, only the lower nibble of the upper half and the upper nibble of the lower half depend on it.
+
+In groups of 32 too much would slide. There each value takes a way through shared memory, where a register can say which place is meant.
 
 Zeros where a word's mask is 0 (what a guarded load gives past an edge, with zeros for values).
 """
@@ -17,8 +20,19 @@ QUADS = WORD // 4
 _ZERO, _LOW, _HIGH = 0x44, 0x10, 0x32
 """Bytes of a selector: two bytes of the second operand, which is 0, and the halves of the first."""
 
+# By the bits of a pair of columns: where the lower and the higher one find their values in a register whose first value is the pair's first
+# (entries 0 to 3), and in one whose last value is the pair's last (4 to 7).
+_LOWER_OF_PAIR = (_ZERO, _LOW, _ZERO, _HIGH, _ZERO, _HIGH, _ZERO, _HIGH)
+_HIGHER_OF_PAIR = (_ZERO, _ZERO, _LOW, _LOW, _ZERO, _ZERO, _HIGH, _LOW)
+# By the bits of the pair that is passed over: the two values that follow it, or those before it, out of two registers.
+_PAST_FIRST = (0x10, 0x32, 0x32, 0x54, 0x54, 0x32, 0x32, 0x10)
+_PAST_SECOND = tuple(byte + 0x22 for byte in _PAST_FIRST)
+
 REACH = 2048
 """Bytes of shared memory in which a warp spreads its words: 32 columns of 16 bits a lane."""
+
+Window = tuple[list[str], bool]
+"""Registers, nearest first, and whether the values begin in the first one (True) or the last value ends it (False)."""
 
 
 class _Code:
@@ -26,7 +40,7 @@ class _Code:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.words = 0
+        self.words = self.predicates = 0
 
     def emit(self, instruction: str, *operands: str | int) -> str:
         """Adds an instruction with a 32-bit result, whose register is returned."""
@@ -47,6 +61,34 @@ class _Code:
             both = self.emit("prmt.b32", lower, upper, order)
             found += [both, self.emit("shr.u32", both, 16)]
         return found
+
+    def slide(self, window: Window, counts: str, rest: str, bit: int, wanted: int) -> Window:
+        """A window of ``wanted`` registers past as many values as a nibble of ``counts`` says, 0 to 4.
+
+        By 2 values through a selection of registers; by what is left, 0 to 2, through a funnel shift. Where the window has no such
+        register, no mask asks for its values.
+
+        Args:
+            window: From where.
+            counts: Numbers of values.
+            rest: In the same nibbles what the selection leaves: 0, 1 or 2.
+            bit: Lowest bit of the nibble.
+            wanted: Registers.
+        """
+        registers, forward = window
+        some, past = self.emit("and.b32", counts, 0b0110 << bit), f"p{self.predicates}"
+        self.predicates += 1
+        self.lines.append(f"setp.ne.u32 {past}, {some}, 0;")
+        registers = [
+            self.emit("selp.b32", registers[place + 1], register, past) if place + 1 < len(registers) else register
+            for place, register in enumerate(registers[: wanted + 1])
+        ]
+        field = self.emit("shr.u32", rest, bit - 4) if bit > 4 else rest if bit == 4 else self.emit("shl.b32", rest, 4)
+        shift, moved = self.emit("and.b32", field, 0x30), []
+        for place in range(wanted):
+            near, far = (registers[min(at, len(registers) - 1)] for at in (place, place + 1))
+            moved.append(self.emit("shf.r.clamp.b32", near, far, shift) if forward else self.emit("shf.l.clamp.b32", far, near, shift))
+        return moved, forward
 
 
 def _by_nibbles(code: _Code, keep: int) -> list[str]:
@@ -71,29 +113,100 @@ def _by_nibbles(code: _Code, keep: int) -> list[str]:
     return dense
 
 
+def _nibble_windows(code: _Code, pattern: Pattern) -> list[Window | None]:
+    """The values of each nibble in groups of up to 16 columns, two registers at most; None where a group is a nibble."""
+    windows: list[Window | None] = [None] * QUADS
+    if pattern.group == 4:
+        return windows
+    counts = rest = ""
+    if pattern.group == 16:
+        pairs = code.emit("sub.u32", "m", code.emit("and.b32", code.emit("shr.u32", "m", 1), 0x55555555))
+        upper = code.emit("and.b32", code.emit("shr.u32", pairs, 2), 0x33333333)
+        counts = code.emit("add.u32", code.emit("and.b32", pairs, 0x33333333), upper)
+        two = code.emit("and.b32", code.emit("shr.u32", counts, 1), 0x22222222)
+        rest = code.emit("or.b32", code.emit("and.b32", counts, 0x11111111), two)
+
+    def divide(first: int, columns: int, window: Window) -> None:
+        """Windows of the nibbles of a block whose values begin, or end, where the window does."""
+        if columns == 4:
+            windows[first // 4] = window
+            return
+        registers, forward = window
+        wanted = min(4, pattern.keep) // 2
+        near, far = (first + 4, first) if forward else (first, first + 4)
+        windows[near // 4] = registers[:wanted], forward
+        windows[far // 4] = code.slide(window, counts, rest, near, wanted)
+
+    width = pattern.group // 2
+    wanted = min(width, pattern.keep) // 2
+    for group in range(WORD // pattern.group):
+        start = group * pattern.keep // 2
+        registers = [f"v{start + place}" for place in range(pattern.keep // 2)]
+        lowest = WORD - (group + 1) * pattern.group
+        divide(lowest + width, width, (registers[:wanted], True))
+        divide(lowest, width, (registers[::-1][:wanted], False))
+    return windows
+
+
+def _by_pairs(code: _Code, pattern: Pattern) -> list[str]:
+    """Groups of up to 16 columns: a window a nibble, in it a register a pair of columns."""
+    windows = _nibble_windows(code, pattern)
+    forward = [window is not None and window[1] for window in windows]
+    ends_lower = sum(4 << 4 * quad for quad in range(QUADS) if not forward[quad])
+    ends_upper = sum(4 << 4 * quad for quad in range(QUADS) if not forward[quad] and windows[quad])
+    from_upper = sum(15 << 4 * quad for quad in range(QUADS) if forward[quad])
+    lower = code.emit("or.b32", code.emit("and.b32", "m", 0x33333333), ends_lower)
+    upper = code.emit("or.b32", code.emit("and.b32", code.emit("shr.u32", "m", 2), 0x33333333), ends_upper)
+    passed = code.emit("or.b32", code.emit("and.b32", upper, from_upper), code.emit("and.b32", lower, ~from_upper & 0xFFFFFFFF))
+    dense = [""] * (2 * QUADS)
+    for half in (1, 0):
+        indices = [code.emit("shr.u32", index, 16) if half else index for index in (lower, upper, passed)]
+        placing = [code.selectors(code.look_up(_LOWER_OF_PAIR, index), code.look_up(_HIGHER_OF_PAIR, index)) for index in indices[:2]]
+        sliding = [""] * 4
+        if pattern.group > 4:
+            sliding = code.selectors(code.look_up(_PAST_FIRST, indices[2]), code.look_up(_PAST_SECOND, indices[2]))
+        for nibble in range(4):
+            quad = 4 * half + nibble
+            window = windows[quad]
+            if window is None:
+                # 3:4: the upper pair has the first two of three values, the lower one the last two.
+                first = (QUADS - 1 - quad) * pattern.keep
+                whole, across = f"v{(first + 1) // 2}", code.emit("prmt.b32", f"v{first // 2}", f"v{first // 2 + 1}", 0x5432)
+                pair = [across, whole] if first % 2 == 0 else [whole, across]
+            else:
+                near, far = window[0][0], window[0][-1]
+                operands = (near, far) if window[1] else (far, near)
+                moved = code.emit("prmt.b32", *operands, sliding[nibble])
+                pair = [moved, near] if window[1] else [near, moved]
+            for part in range(2):
+                dense[2 * quad + part] = code.emit("prmt.b32", pair[part], 0, placing[part][nibble])
+    return dense
+
+
 def _through_memory(code: _Code, keep: int) -> list[str]:
-    """Any other pattern: each value goes to its column in shared memory, on zeros, and the columns come back.
+    """Groups of 32: each value goes to its column in shared memory, and the columns come back, less what lay there before.
 
     Columns 2j and 2j + 1 of a lane are a 32-bit word at ``room`` + 128j: a lane has a memory bank of its own, whatever its mask, and none
     reads what another one wrote. The highest set bit's number p goes to bits 1 and 7 to 10 of the address by a product with 66.
     """
-    lines = code.lines
-    lines += [f"st.shared.b32 [room+{128 * pair}], 0;" for pair in range(2 * QUADS)]
+    # In register i, bit i of each byte of the mask is the byte's highest, which a permute can spread over a byte.
+    signs = [code.emit("shl.b32", "m", 7 - bit) for bit in range(8)]
     for value in range(keep):
         if value % 2 == 0:
-            lines.append(f"mov.b32 {{low, high}}, v{value // 2};")
-        lines += [
+            code.lines.append(f"mov.b32 {{low, high}}, v{value // 2};")
+        code.lines += [
             "bfind.u32 p, m;",
             "szext.wrap.u32 m, m, p;",
             "mul.lo.u32 place, p, 66;",
             "lop3.b32 place, place, 0x782, room, 0xEA;",
             f"st.shared.b16 [place], {'high' if value % 2 else 'low'};",
         ]
-    return [code.emit("ld.shared.b32", f"[room+{128 * pair}]") for pair in range(2 * QUADS)]
-
-
-def _has_fixed_places(pattern: Pattern) -> bool:
-    return pattern.group == 4 and pattern.keep < 3
+    found = [code.emit("ld.shared.b32", f"[room+{128 * pair}]") for pair in range(2 * QUADS)]
+    for pair, columns in enumerate(found):
+        byte, bit = divmod(2 * pair, 8)
+        kept = code.emit("prmt.b32", signs[bit], signs[bit + 1], 0x1100 * (4 + byte | 8) + 0x11 * (byte | 8))
+        found[pair] = code.emit("and.b32", columns, kept)
+    return found
 
 
 @cache
@@ -104,7 +217,7 @@ def room_ptx(pattern: Pattern, warps: int) -> str:
         pattern: What will be unfolded.
         warps: Of a program.
     """
-    if _has_fixed_places(pattern):
+    if pattern.group < WORD:
         return ""
     # Addresses are put together bit by bit, for which a warp's bytes begin at a multiple of their number.
     lines = [
@@ -134,13 +247,19 @@ def unfold_ptx(pattern: Pattern) -> str:
         pattern: S is 8, 16 or 24.
     """
     values, code = pattern.kept_per_word // 2, _Code()
-    dense = _by_nibbles(code, pattern.keep) if _has_fixed_places(pattern) else _through_memory(code, pattern.kept_per_word)
+    if pattern.group == WORD:
+        dense = _through_memory(code, pattern.keep)
+    elif pattern.group == 4 and pattern.keep < 3:
+        dense = _by_nibbles(code, pattern.keep)
+    else:
+        dense = _by_pairs(code, pattern)
     # Results are written last: an operand and a result may share a register.
     return "\n".join(
         [
             "{",
             f".reg .b32 room, m, p, place, v<{values}>, t<{code.words}>;",
             ".reg .b16 low, high;",
+            *([f".reg .pred p<{code.predicates}>;"] if code.predicates else []),
             f"mov.b32 room, ${QUADS};",
             f"mov.b32 m, ${QUADS + 1};",
             *(f"mov.b64 {{v{2 * place}, v{2 * place + 1}}}, ${QUADS + 2 + place};" for place in range(values // 2)),

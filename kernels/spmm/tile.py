@@ -8,6 +8,7 @@ neither passes through shared memory; a warp's loads are 128-byte pieces of valu
 On other back ends (and in the interpreter) a lane multiplies and adds its words by itself.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -347,17 +348,16 @@ def space(problem: Problem) -> list[Config]:
 
 
 def default(problem: Problem) -> Config:
-    """About 12 warps an SM without a search, all of a row's words in one program.
+    """About 12 warps an SM without a search, all of a row's words in one program, at least two warps side by side along them.
 
     A warp of 32 rows halves the loads of x, which are many where tokens are, and needs twice the rows for as many warps.
     """
     enough = 12 * problem.sm_count
-    warp_rows = 32 if problem.tokens > TILE_TOKENS and problem.out_features // 32 * 8 >= enough else 16
+    warp_rows = 32 if problem.tokens > TILE_TOKENS and problem.out_features // 32 * 2 >= enough // 2 else 16
     most = max(1, min(8, triton.next_power_of_2(problem.words) // (2 * WARP_WORDS)))
-    word_warps = min(most, triton.next_power_of_2(max(1, round(enough * warp_rows / problem.out_features))))
-    row_warps = max(1, 4 // word_warps)
+    word_warps = min(most, max(2, 2 ** round(math.log2(enough * warp_rows / problem.out_features))))
     return {
-        "block_out": warp_rows * row_warps,
+        "block_out": 32 if word_warps <= 2 else warp_rows,
         "block_words": WARP_WORDS * word_warps,
         "warp_rows": warp_rows,
         "block_tokens": _block_tokens(problem),

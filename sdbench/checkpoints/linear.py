@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sdbench.checkpoints.layout import GUARD, stored_shapes
+from sdbench.devices import at_device_of
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.engine.phase import current_phase, phase
 from sdbench.kernels.spmm import spmm
@@ -89,7 +90,7 @@ def _weight(mask_words: Tensor, values: Tensor, numbers: list[int]) -> PackedWei
 
 @torch.library.custom_op("sdbench::spmv", mutates_args=())
 def _compiled_spmv(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int], variant: str) -> Tensor:
-    with torch.cuda.device_of(x):
+    with at_device_of(x):
         return bind(_weight(mask_words, values, numbers), variant)(x)
 
 
@@ -100,7 +101,7 @@ def _(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int], variant
 
 @torch.library.custom_op("sdbench::spmm", mutates_args=())
 def _compiled_spmm(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int]) -> Tensor:
-    with torch.cuda.device_of(x):
+    with at_device_of(x):
         return spmm(_weight(mask_words, values, numbers), x)
 
 

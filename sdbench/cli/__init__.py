@@ -80,6 +80,9 @@ def group() -> None:
 
 def main() -> None:
     """Entry point: turns errors meant for the user into one line on stderr and an exit code."""
+    # Memory that one layer's check needed goes back to the driver although the next layer's weights lie beside it.
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     try:
         code = group.main(prog_name="sdbench", standalone_mode=False)
         sys.stdout.flush()

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sdbench.devices import at_device_of
 from sdbench.engine.phase import current_phase
 from sdbench.errors import CheckFailed
 from sdbench.kernels.spmm import BoundSpmm
@@ -48,7 +49,7 @@ class PackedLinear(nn.Module):
             variant: SpMV variant.
         """
         # Triton launches on the current device, which is not this layer's where a model is spread over several.
-        with torch.cuda.device_of(self.packed.values):
+        with at_device_of(self.packed.values):
             self.spmv, self.spmm = bind(self.packed, variant), BoundSpmm(self.packed)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,10 +58,7 @@ class PackedLinear(nn.Module):
         Raises:
             RuntimeError: No phase is open (see :mod:`sdbench.engine.phase`): one position may be a decode step or a short prompt.
         """
-        # A prompt makes hundreds of these calls, and a look is faster than a context.
-        if not x.is_cuda or x.get_device() == torch.cuda.current_device():
-            return self._product(x)
-        with torch.cuda.device_of(x):
+        with at_device_of(x):
             return self._product(x)
 
     def _product(self, x: Tensor) -> Tensor:
@@ -164,7 +162,7 @@ def require_right(module: PackedLinear, dtype: torch.dtype, name: str, tokens: S
     generator, dense = torch.Generator(device).manual_seed(0), module.packed.unpack().double()
     for count in tokens:
         x = torch.randn(count, module.in_features, device=device, generator=generator).to(dtype)
-        with torch.cuda.device_of(x):
+        with at_device_of(x):
             y = module.spmm(x) if count > 1 else module.spmv(x[0], torch.float32)[None]
         error = relative_error(y, x.double() @ dense.T)
         if not within(error, TOLERANCE[y.dtype]):

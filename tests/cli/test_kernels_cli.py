@@ -262,14 +262,14 @@ def test_ctrl_c(output, kept, sdbench, swap):
 
 def test_batches(sdbench, tmp_path):
     """Each number of tokens has the variants that are for it, every one checked; cached names and audit tell them apart."""
-    arguments = ("kernels", "--device", "cpu", "--shapes", "64x256", "--variant", "lane_row", "--variant", "expand", "--output", "run")
-    done = sdbench(*arguments, "--batch", 1, "--batch", 4, "--batch", 16, "--json")
+    arguments = ("kernels", "--device", "cpu", "--shapes", "64x256", "--variant", "lane_row", "--variant", "tile", "--variant", "expand")
+    done = sdbench(*arguments, "--output", "run", "--batch", 1, "--batch", 4, "--batch", 16, "--json")
     assert done.code == 0, done.err
     found = {(row["tokens"], row["kernel"], row["variant"]): row["outcome"] for row in json.loads(done.out)["rows"]}
     one = {(1, "dense", "gemv"), (1, "dense", "linear"), (1, "quantized", "fp8"), (1, "quantized", "int8")}
     one |= {(1, "spmv", "lane_row"), (1, "spmv_partial", "lane_row")}
-    four = {(4, "dense", "gemm"), (4, "dense", "linear"), (4, "spmm", "expand"), (4, "spmm", "lane_row")}
-    sixteen = {(16, "dense", "gemm"), (16, "dense", "linear"), (16, "spmm", "expand")}
+    four = {(4, "dense", "gemm"), (4, "dense", "linear"), (4, "spmm", "expand"), (4, "spmm", "tile")}
+    sixteen = {(16, "dense", "gemm"), (16, "dense", "linear"), (16, "spmm", "expand"), (16, "spmm", "tile")}
     assert {key for key, outcome in found.items() if outcome == "correct"} == one | four | sixteen
     assert {key for key in found if key[1] == "semi_structured"} == {(1, "semi_structured", "cusparselt")}
     assert " tokens " in sdbench("report", "run").out

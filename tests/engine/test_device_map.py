@@ -1,5 +1,7 @@
 """A model spread over several devices: where its parts go, what can decode it, and the same replies as on one."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,6 +114,16 @@ def test_decode_times_the_eager_loop():
     assert [(row["arm"], row["path"], row["context"]) for row in rows] == ways
     assert [(row["outcome"], row["reason"]) for row in rows] == [("correct", None)] * 5
     assert {row["devices"] for row in rows} == {1}
+
+
+@pytest.mark.parametrize(("on_gpu", "current", "switched"), [(False, 0, False), (True, 1, False), (True, 0, True)])
+def test_a_gpu_is_switched_to_only_where_it_is_another(on_gpu, current, switched, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext(seen.append(tensor)))
+    tensor = SimpleNamespace(is_cuda=on_gpu, get_device=lambda: 1)
+    with devices.at_device_of(tensor):  # type: ignore[arg-type]
+        assert seen == [tensor] * switched
 
 
 @pytest.mark.gpu

@@ -146,7 +146,8 @@ def test_launches_are_on_the_layer_s_device(monkeypatch: pytest.MonkeyPatch) -> 
 
         return guarded
 
-    monkeypatch.setattr(torch.cuda, "device_of", guard)
+    monkeypatch.setattr("sdbench.engine.packed_linear.at_device_of", guard)
+    monkeypatch.setattr("sdbench.checkpoints.linear.at_device_of", guard)
     monkeypatch.setattr("sdbench.engine.packed_linear.bind", seen(bind))
     monkeypatch.setattr(BoundSpmv, "__call__", seen(BoundSpmv.__call__))
     monkeypatch.setattr(BoundSpmm, "__call__", seen(BoundSpmm.__call__))

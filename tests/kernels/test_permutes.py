@@ -1,6 +1,7 @@
 """The inline PTX of the SpMM, run instruction by instruction in numpy: no GPU is needed to know what it computes."""
 
 import re
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -25,9 +26,16 @@ def permute(low: np.ndarray, high: np.ndarray, selector: np.ndarray) -> np.ndarr
     both, found = low | high << np.uint64(32), np.zeros_like(low)
     for place in range(4):
         chosen = selector >> np.uint64(4 * place) & np.uint64(15)
-        assert (chosen < 8).all(), "a selector that replicates signs"
-        found |= (both >> chosen * np.uint64(8) & np.uint64(255)) << np.uint64(8 * place)
+        byte = both >> (chosen & np.uint64(7)) * np.uint64(8) & np.uint64(255)
+        # From 8 on, the byte's highest bit, eight times.
+        byte = np.where(chosen < 8, byte, (byte >> np.uint64(7)) * np.uint64(255))
+        found |= byte << np.uint64(8 * place)
     return found
+
+
+def funnel(low: np.ndarray, high: np.ndarray, shift: np.ndarray, right: bool) -> np.ndarray:
+    both, shift = low | high << np.uint64(32), np.minimum(shift, np.uint64(32))
+    return both >> shift if right else both << shift >> np.uint64(32)
 
 
 def lanes_product(a: list[np.ndarray], b: list[np.ndarray], c: list[np.ndarray]) -> list[np.ndarray]:
@@ -86,7 +94,7 @@ def run(ptx: str, operands: list[np.ndarray], results: int, memory: Memory | Non
 
     width = np.uint64(0xFFFFFFFF)
     for line in ptx.splitlines():
-        found = re.fullmatch(r"(mov|prmt|and|add|shr|mul|mad|lop3|bfind|szext|ld|st|mma)([\w.]*) (.*);", line)
+        found = re.fullmatch(r"(mov|prmt|and|or|add|sub|shr|shl|selp|setp|shf|mul|mad|lop3|bfind|szext|ld|st|mma)([\w.]*) (.*);", line)
         if not found:
             assert line in "{}" or line.startswith((".reg", ".shared"))
             continue
@@ -119,8 +127,11 @@ def run(ptx: str, operands: list[np.ndarray], results: int, memory: Memory | Non
             known[target[0]] = parts[0]
             continue
         result = {
-            "mov": lambda x: x, "prmt": permute, "and": np.bitwise_and, "add": np.add, "shr": np.right_shift, "bfind": highest,
-            "mul": np.multiply, "mad": lambda x, y, z: x * y + z,
+            "mov": lambda x: x, "prmt": permute, "and": np.bitwise_and, "or": np.bitwise_or, "add": np.add, "sub": np.subtract,
+            "shr": np.right_shift, "shl": np.left_shift, "selp": lambda x, y, p: np.where(p.astype(bool), x, y),
+            "setp": lambda x, y: (x != y).astype(np.uint64),
+            "shf": partial(funnel, right=kind.startswith(".r")),
+            "bfind": highest, "mul": np.multiply, "mad": lambda x, y, z: x * y + z,
             # 0xEA of three inputs: what the first two share, or the third.
             "lop3": lambda x, y, z, table: x & y | z,
             "szext": lambda x, bits: x & (np.uint64(1) << (bits & np.uint64(31))) - np.uint64(1),
@@ -155,6 +166,7 @@ def test_unfolded_words_are_the_pruned_rows_bit_for_bit(text: str) -> None:
 
 
 ENDS = [
+    ("16:32", 0xAAAAAAAA), ("16:32", 0x55555555),
     ("16:32", 0x0000FFFF), ("16:32", 0xFFFF0000), ("16:32", 0x00FFFF00), ("16:32", 0xFF0000FF), ("16:32", 0xF0F0F0F0),
     ("8:32", 0x0000FF00), ("8:32", 0x00FF0000), ("24:32", 0xFF00FFFF), ("24:32", 0xFFFF00FF),
     ("8:16", 0xFF0000FF), ("12:16", 0x0FFFFFF0), ("4:8", 0xF00FF00F),

@@ -10,8 +10,7 @@ from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels import registry
 from sdbench.kernels.spmm import auto_variant, config_for, spmm
 from sdbench.kernels.spmm.expand import default, expand, space
-from sdbench.kernels.spmm.lane_row import MOST_TOKENS
-from sdbench.kernels.spmm.tile import arrange_kernel
+from sdbench.kernels.spmm.tile import MOST_TOKENS, arrange_kernel
 from sdbench.kernels.spmv import problem_of
 from sdbench.packing import stack_rows
 from sdbench.pattern import Pattern
@@ -99,24 +98,6 @@ def test_pieces_give_what_the_whole_gives(device: torch.device) -> None:
     assert within(relative_error(pieces, whole.double()), 1e-6)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"block_out": 16, "block_words": 2, "splits": 3, "pdl": 0},
-        {"block_out": 8, "block_words": 4, "splits": 1, "pdl": 0},
-        {"block_out": 4, "block_words": 8, "splits": 2, "pdl": 0},
-    ],
-)
-@pytest.mark.parametrize("tokens", [3, 4])
-def test_configs_of_the_walk(config: dict[str, int], tokens: int, device: torch.device) -> None:
-    """Splits and steps that do not divide the words, and rows that do not fill a block."""
-    packed, pruned = problem(21, 224, Pattern(4, 8), torch.bfloat16, device)
-    x = poisoned(tokens, 224, torch.float32, device)
-    y = torch.full((tokens, 21), math.nan, device=device)
-    registry.find("spmm", "lane_row").launch(packed, x, y, config)
-    assert within(relative_error(y, x.double() @ pruned.double().T), 1e-5)
-
-
 @pytest.mark.parametrize(("tokens", "in_features"), [(8, 128), (3, 160), (20, 72)])
 def test_arranged_tokens_lie_as_warps_read_them(tokens: int, in_features: int, device: torch.device) -> None:
     x = torch.randn(tokens, in_features, generator=torch.Generator().manual_seed(1)).bfloat16().to(device)
@@ -179,10 +160,10 @@ def test_refusals(device: torch.device) -> None:
     packed, _ = problem(6, 32, Pattern(2, 4), torch.bfloat16, device)
     with pytest.raises(SdbenchError, match="rows of 32 elements"):
         spmm(packed, torch.zeros(2, 31, device=device))
-    with pytest.raises(SdbenchError, match=f"{MOST_TOKENS} tokens at most, not 9"):
-        spmm(packed, torch.zeros(9, 32, device=device), "lane_row")
-    with pytest.raises(UsageError, match="did you mean 'lane_row'"):
-        spmm(packed, torch.zeros(2, 32, device=device), "lane_rwo")
+    with pytest.raises(SdbenchError, match=f"{MOST_TOKENS} tokens at most, not 65"):
+        spmm(packed, torch.zeros(65, 32, device=device), "tile")
+    with pytest.raises(UsageError, match="did you mean 'tile'"):
+        spmm(packed, torch.zeros(2, 32, device=device), "tlie")
 
 
 def test_tiles_need_matrix_instructions(device: torch.device) -> None:
@@ -192,13 +173,11 @@ def test_tiles_need_matrix_instructions(device: torch.device) -> None:
     assert [constraint(replace(problem_of(packed, 4), capability=capability)) for capability in (0, 80, 90)] == [None] * 3
 
 
-def test_which_variant(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_variant(device: torch.device) -> None:
     packed, _ = problem(6, 32, Pattern(2, 4), torch.bfloat16, device)
     wide, _ = problem(6, 32, Pattern(2, 4), torch.float32, device)
     on_gpu = device.type == "cuda"
-    monkeypatch.setattr("sdbench.kernels.spmm.AUTO", ((4, "lane_row"), (32, "tile")))
-    expected = ["lane_row", "lane_row", "tile", "tile", "expand"] if on_gpu else ["reference"] * 5
-    assert [auto_variant(packed, tokens) for tokens in (2, 4, 5, 32, 33)] == expected
+    assert [auto_variant(packed, tokens) for tokens in (2, 32, 33)] == (["tile", "tile", "expand"] if on_gpu else ["reference"] * 3)
     assert auto_variant(wide, 2) == ("expand" if on_gpu else "reference")
 
 
@@ -235,7 +214,7 @@ def test_configs_all_over_the_space_are_right(text: str, tokens: int, device: to
         packed, pruned = problem(out_features, in_features, Pattern.parse(text), torch.bfloat16, device)
         described = problem_of(packed, tokens)
         dense = pruned.clone()
-        products = (("spmm", "lane_row", packed), ("spmm", "tile", packed), ("spmm", "expand", packed), ("dense", "gemm", dense))
+        products = (("spmm", "tile", packed), ("spmm", "expand", packed), ("dense", "gemm", dense))
         for kernel, name, weight in products:
             variant = registry.find(kernel, name)
             if not variant.serves(tokens):

@@ -1,7 +1,10 @@
 """The decode suite in-process on a tiny random model, and its tables."""
 
 import io
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ from sdbench.suites.runs import read_run
 
 def options(folder: Path, **changes: Any) -> DecodeOptions:
     standard: dict[str, Any] = {
-        "spec": changes.get("spec") or resolve_model(f"random:{folder}", None, torch.device("cpu")),
+        "spec": resolve_model(f"random:{folder}", None, torch.device("cpu")),
         "device": torch.device("cpu"),
         "dtype": torch.float32,
         "patterns": (Pattern(2, 4),),
@@ -173,13 +176,13 @@ def test_a_way_that_fails_is_a_row(folder: Path, error: Exception, outcome: str,
 
 @pytest.mark.gpu
 def test_a_pruned_qwen3_4b_takes_at_most_62_hundredths_of_the_dense_one() -> None:
-    """Counted, by torch's allocator and by the driver, lm_head and embedding (one dense matrix) included."""
-    device, patterns = torch.device("cuda"), (Pattern(2, 4), Pattern(16, 32))
-    spec = resolve_model("random:Qwen/Qwen3-4B-Instruct-2507", None, device)
-    wanted = options(
-        Path(), spec=spec, device=device, dtype=torch.bfloat16, patterns=patterns, contexts=(128,), tokens=8, repeats=1, baselines=False
-    )
-    by_arm = {row["arm"]: row["memory"] for row in run(wanted, None, quiet())}
+    """Counted, by torch's allocator and by the driver, lm_head and embedding (one dense matrix) included; in a process of its own."""
+    patterns = (Pattern(2, 4), Pattern(16, 32))
+    command = [sys.executable, "-m", "sdbench", "decode", "--model", "random:Qwen/Qwen3-4B-Instruct-2507", "--no-baselines", "--json"]
+    command += [part for pattern in patterns for part in ("--pattern", str(pattern))]
+    done = subprocess.run([*command, "--tokens", "8", "--repeats", "1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    by_arm = {row["arm"]: row["memory"] for row in json.loads(done.stdout)["rows"]}
     linears = 36 * 2560 * (4096 + 2 * 1024 + 4096 + 3 * 9728)
     others = 151936 * 2560 + 2560 + 36 * (2 * 2560 + 2 * 128)
     assert by_arm["dense"]["weights"] == 2 * (linears + others)
