@@ -81,4 +81,4 @@ def scratch(use: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.
     made, needed = _SCRATCH.setdefault((use, device, stream, dtype), []), shape[0] * shape[1]
     if not made or made[-1].numel() < needed:
         made.append(torch.empty(needed, dtype=dtype, device=device))
-    return made[-1][:needed].view(shape)
+    return made[-1].as_strided(shape, (shape[1], 1))

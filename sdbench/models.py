@@ -152,6 +152,9 @@ def load_model(
     _silence()
     tell = progress or (lambda line: None)
     folder, spec = locate_model(spec, tell)
+    if device.type == "cuda":
+        # What the libraries take with their first product is no part of a model.
+        torch.ones(16, 16, dtype=dtype, device=device) @ torch.ones(16, 16, dtype=dtype, device=device)
     before = in_use(device)
     with _one_line(spec):
         if spec.kind == "random":

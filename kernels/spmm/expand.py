@@ -13,8 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.compiler import CompiledKernel
 
-from sdbench.kernels.launching import interpreted, on_nvidia, pointer_type, scratch
+from sdbench.kernels.launching import on_nvidia, pointer_type, scratch
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 from sdbench.kernels.spmm.permutes import room_ptx, unfold_ptx
 from sdbench.kernels.spmm.unfold import room_of, unfold
@@ -23,7 +24,7 @@ from sdbench.kernels.spmv.lane_row import load_word
 from sdbench.packing import PackedWeight, chunk_length
 from sdbench.pattern import WORD
 
-PIECE_BYTES = 64 << 20
+PIECE_BYTES = 50 << 20
 """Bytes of a piece at most: whole matrices of a small model, since each piece is two more launches."""
 
 
@@ -124,22 +125,21 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
     """
     count = rows.stop - rows.start
     grid = (count + config["block_out"] - 1) // config["block_out"], triton.cdiv(packed.in_features, config["block_in"]), 1
-    values, target = packed.values, dense
-    if config["words"]:
-        values, target = values.view(torch.int64), dense.view(torch.int64)
-    arguments = packed.mask_words, values, target, rows.start, count
     # A prompt makes hundreds of products, and Triton takes longer to find a kernel again than to launch it.
     key = (packed.pitch, packed.in_features, packed.dtype, packed.pattern, packed.device, *config.values())
-    aligned = not (packed.mask_words.data_ptr() | values.data_ptr() | target.data_ptr()) % 16
+    aligned = not (packed.mask_words.data_ptr() | packed.values.data_ptr() | dense.data_ptr()) % 16
     if aligned and key in _COMPILED:
         compiled, constexprs = _COMPILED[key]
-        compiled[grid](*arguments, *constexprs)
+        compiled[grid](packed.mask_words, packed.values, dense, rows.start, count, *constexprs)
         return dense
     # A kernel asks for OUT only to step from a word to the next.
     problem = Problem(packed.pitch, packed.in_features, packed.dtype, packed.pattern, 1)
-    kernel, named = words_kernel if config["words"] else expand_kernel, _constexprs(problem, config, on_nvidia())
-    compiled = kernel[grid](*arguments, **named, num_warps=config["num_warps"])
-    if aligned and not interpreted():
+    kernel, named, values, target = expand_kernel, _constexprs(problem, config, on_nvidia()), packed.values, dense
+    if config["words"]:
+        kernel, values, target = words_kernel, values.view(torch.int64), dense.view(torch.int64)
+    compiled = kernel[grid](packed.mask_words, values, target, rows.start, count, **named, num_warps=config["num_warps"])
+    # The interpreter compiles nothing, and kernels that are compiled side by side come later.
+    if aligned and isinstance(compiled, CompiledKernel):
         _COMPILED[key] = compiled, tuple(named.values())
     return dense
 

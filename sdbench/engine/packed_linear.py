@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sdbench.devices import at_device_of
 from sdbench.engine.phase import current_phase
+from sdbench.engine.siblings import Siblings, group
 from sdbench.errors import CheckFailed
 from sdbench.kernels.spmm import BoundSpmm
 from sdbench.kernels.spmv import bind
@@ -31,6 +32,7 @@ class PackedLinear(nn.Module):
 
     Attributes:
         calls: Rows of decode steps that were multiplied so far, each an SpMV where it came alone.
+        siblings: What multiplies several tokens together with other linears of the same input, and the place among them; None alone.
     """
 
     def __init__(self, packed: PackedWeight, prefill_weight: Tensor | None, bias: Tensor | None, variant: str = "auto"):
@@ -40,6 +42,7 @@ class PackedLinear(nn.Module):
         self.prefill_weight = prefill_weight
         self.bias = bias
         self.calls = 0
+        self.siblings: tuple[Siblings, int] | None = None
         self.look_up(variant)
 
     def look_up(self, variant: str = "auto") -> None:
@@ -68,12 +71,17 @@ class PackedLinear(nn.Module):
         if phase.name == "prefill":
             if self.prefill_weight is not None:
                 return F.linear(x, self.prefill_weight, self.bias)
-            y = self.spmm(x)
+            y = self.several(x)
         else:
             rows = x.reshape(-1, self.in_features)
             self.calls += len(rows)
-            y = self.spmm(x) if len(rows) > 1 else self.spmv(rows).view(*x.shape[:-1], self.out_features)
+            y = self.several(x) if len(rows) > 1 else self.spmv(rows).view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
+
+    def several(self, x: Tensor) -> Tensor:
+        """W x for any number of tokens ``[..., in]``, without the bias; together with its siblings, where it has any."""
+        found = self.siblings[0].product(self.siblings[1], x) if self.siblings else None
+        return self.spmm(x) if found is None else found
 
     @property
     def variant(self) -> str:
@@ -113,11 +121,15 @@ def packed_linears(
     for name, packed in weights.items():
         linear = originals[name]
         modules[name] = PackedLinear(packed, linear.weight.detach() if prefill == "dense" else None, linear.bias, variant)
-        require_right(modules[name], linear.weight.dtype, name, (1, 2))
     try:
         for name, module in modules.items():
             _replace(model, name, module)
         with _in_main_memory(model, originals.values()) if prefill == "pruned" else nullcontext():
+            _lie_together(list(weights.values()))
+            for name, siblings in group(weights, originals).items():
+                modules[name].siblings = siblings
+            for name, module in modules.items():
+                require_right(module, originals[name].weight.dtype, name, (1, 2))
             yield modules
     finally:
         for name, module in originals.items():
@@ -146,6 +158,19 @@ def _in_main_memory(model: nn.Module, linears: Iterable[nn.Linear]) -> Iterator[
             weight.data = weight.data.to(devices[key])
 
 
+def _lie_together(weights: Sequence[PackedWeight]) -> None:
+    """Gives memory back to the driver that packing left between packed weights on a GPU: they leave it and come back one by one."""
+    device = weights[0].device if weights else torch.device("cpu")
+    tensors = {id(tensor): tensor for weight in weights for tensor in weight.tensors}.values()
+    if device.type != "cuda" or any(tensor.device != device for tensor in tensors):
+        return
+    for tensor in tensors:
+        tensor.data = tensor.data.cpu()
+    torch.cuda.empty_cache()
+    for tensor in tensors:
+        tensor.data = tensor.data.to(device)
+
+
 def require_right(module: PackedLinear, dtype: torch.dtype, name: str, tokens: Sequence[int]) -> None:
     """Checks a module's products on random input against the float64 product with the unpacked matrix.
 
@@ -163,7 +188,7 @@ def require_right(module: PackedLinear, dtype: torch.dtype, name: str, tokens: S
     for count in tokens:
         x = torch.randn(count, module.in_features, device=device, generator=generator).to(dtype)
         with at_device_of(x):
-            y = module.spmm(x) if count > 1 else module.spmv(x[0], torch.float32)[None]
+            y = module.several(x) if count > 1 else module.spmv(x[0], torch.float32)[None]
         error = relative_error(y, x.double() @ dense.T)
         if not within(error, TOLERANCE[y.dtype]):
             what = f"packed product of {count} tokens" if count > 1 else f"{module.variant} SpMV"

@@ -1,0 +1,58 @@
+"""Packed linears of one input that multiply together: one product in place of two or three, each with launches of its own."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from sdbench.kernels.spmm import BoundSpmm
+from sdbench.packing import PackedWeight, stack_rows
+
+NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""What transformers calls linears that its decoders call one after the other with the same tensor."""
+
+
+class Siblings:
+    """The product of several packed weights with one input, of which each takes its own rows.
+
+    The first one's call multiplies for all; the others' calls take what is theirs, each once, if they come with the very same tensor.
+
+    Args:
+        weights: Of one input, in the order of their calls, alike but for their rows; their tensors become views of one stack.
+    """
+
+    def __init__(self, weights: Sequence[PackedWeight]):
+        self._spmm = BoundSpmm(stack_rows(weights))
+        self._sizes = [weight.out_features for weight in weights]
+        self._input: Tensor | None = None
+        self._left: dict[int, Tensor] = {}
+
+    def product(self, place: int, x: Tensor) -> Tensor | None:
+        """``[..., out]`` of the weight at a place for x ``[..., in]``; None where it was not multiplied with the others."""
+        if place == 0:
+            self._input, self._left = x, dict(enumerate(self._spmm(x).split(self._sizes, -1)))
+        if x is not self._input:
+            return None
+        found = self._left.pop(place, None)
+        if not self._left:
+            self._input = None
+        return found
+
+
+def group(weights: Mapping[str, PackedWeight], places: Mapping[str, nn.Module]) -> dict[str, tuple[Siblings, int]]:
+    """By dotted name, with whom a packed linear multiplies and its place among them; without those that have no siblings.
+
+    Args:
+        weights: Packed weights by the dotted name of their linear.
+        places: The linears by that name: a module that stands in several places is no sibling.
+    """
+    found: dict[str, tuple[Siblings, int]] = {}
+    once = {name for name, module in places.items() if sum(module is other for other in places.values()) == 1}
+    for parent in dict.fromkeys(name.rpartition(".")[0] for name in weights):
+        for names in NAMES:
+            paths = [f"{parent}.{name}" if parent else name for name in names]
+            ours = [weights[path] for path in paths if path in weights and path in once]
+            kinds = {(weight.pattern, weight.in_features, weight.dtype, weight.device) for weight in ours}
+            if len(ours) == len(names) and len(kinds) == 1:
+                together = Siblings(ours)
+                found |= {path: (together, place) for place, path in enumerate(paths)}
+    return found

@@ -1,0 +1,82 @@
+"""Linears of one input that multiply together: the same products, fewer of them."""
+
+import torch
+from torch import Tensor, nn
+
+from sdbench.calibrate.magnitude import keep_mask
+from sdbench.calibrate.select import select_linears
+from sdbench.engine.greedy import greedy
+from sdbench.engine.packed_linear import packed_linears
+from sdbench.engine.siblings import Siblings, group
+from sdbench.kernels.spmm import BoundSpmm
+from sdbench.packing import PackedWeight, pack
+from sdbench.pattern import Pattern
+
+TWO_OF_FOUR = Pattern(2, 4)
+
+
+def packed(rows: int, pattern: Pattern = TWO_OF_FOUR, columns: int = 32) -> PackedWeight:
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
+    return pack(weight, keep_mask(weight, pattern), pattern)
+
+
+def test_each_takes_its_rows_once():
+    weights = [packed(8), packed(3), packed(5)]
+    dense = [weight.unpack() for weight in weights]
+    together, x = Siblings(weights), torch.randn(2, 4, 32)
+    for _ in range(2):
+        for place, matrix in enumerate(dense):
+            torch.testing.assert_close(together.product(place, x), x @ matrix.T)
+    assert together.product(1, x) is None, "taken already"
+    together.product(0, x)
+    assert together.product(2, x.clone()) is None, "another input"
+    assert together.product(1, x) is not None
+
+
+def test_the_first_one_multiplies_anew_whatever_came_before():
+    weights = [packed(8), packed(3)]
+    together, x = Siblings(weights), torch.randn(4, 32)
+    together.product(0, x)
+    x.mul_(2)
+    torch.testing.assert_close(together.product(0, x), x @ weights[0].unpack().T)
+    torch.testing.assert_close(together.product(1, x), x @ weights[1].unpack().T)
+
+
+def test_who_are_siblings():
+    names = ["0.q_proj", "0.k_proj", "0.v_proj", "0.o_proj", "0.gate_proj", "0.up_proj", "0.down_proj"]
+    places: dict[str, nn.Module] = {name: nn.Identity() for name in names}
+    whole = {name: packed(4 + place) for place, name in enumerate(names)}
+    found = {name: place for name, (_, place) in group(whole, places).items()}
+    assert found == {"0.q_proj": 0, "0.k_proj": 1, "0.v_proj": 2, "0.gate_proj": 0, "0.up_proj": 1}
+    some = {name: weight for name, weight in whole.items() if name != "0.v_proj"}
+    assert set(group(some, places)) == {"0.gate_proj", "0.up_proj"}
+    other = whole | {"0.up_proj": packed(9, Pattern(1, 4))}
+    assert set(group(other, places)) == {"0.q_proj", "0.k_proj", "0.v_proj"}
+    assert not group({"q_proj": packed(4)}, {"q_proj": nn.Identity()})
+    places["0.gate_proj"] = places["0.up_proj"]
+    assert set(group(whole, places)) == {"0.q_proj", "0.k_proj", "0.v_proj"}
+
+
+def test_a_prompt_takes_four_products_a_layer_and_gives_the_same_logits(tiny_llama, monkeypatch):
+    weights = {
+        name: pack(linear.weight.detach(), keep_mask(linear.weight, Pattern(2, 4)), Pattern(2, 4))
+        for name, linear in select_linears(tiny_llama).items()
+    }
+    products: list[int] = []
+    multiply = BoundSpmm.__call__
+
+    def counted(self: BoundSpmm, x: Tensor, *others: object) -> Tensor:
+        products.append(self.packed.out_features)
+        return multiply(self, x, *others)  # type: ignore[arg-type]
+
+    def reply() -> tuple[int, ...]:
+        products.clear()
+        return greedy(tiny_llama, [[5, 6, 7]], max_new_tokens=4, eos_ids=(), ignore_eos=True)[0].ids
+
+    monkeypatch.setattr(BoundSpmm, "__call__", counted)
+    with packed_linears(tiny_llama, weights, "pruned") as modules:
+        layers = len(tiny_llama.model.layers)
+        together, count = reply(), len(products)
+        for module in modules.values():
+            module.siblings = None
+        assert (reply(), count, len(products)) == (together, 4 * layers, 7 * layers)
