@@ -64,7 +64,8 @@ class BoundSpmm:
             if tokens not in self.found:
                 self.found[tokens] = self._find(tokens)
             chosen, config = self.found[tokens]
-            y = chosen.launch(packed, rows, y, config).to(y.dtype)
+            found = chosen.launch(packed, rows, y, config)
+            y = found if found.dtype == y.dtype else found.to(y.dtype)
         return y.view(*x.shape[:-1], packed.out_features)
 
     def _find(self, tokens: int) -> tuple[Variant, Config]:

@@ -124,8 +124,8 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
             unfolds whole words.
     """
     count = rows.stop - rows.start
-    grid = (count + config["block_out"] - 1) // config["block_out"], triton.cdiv(packed.in_features, config["block_in"]), 1
-    # A prompt makes hundreds of products, and Triton takes longer to find a kernel again than to launch it.
+    # A prompt makes hundreds of products: Triton takes longer to find a kernel again than to launch it, and its cdiv longer than a division.
+    grid = -(-count // config["block_out"]), -(-packed.in_features // config["block_in"]), 1
     key = (packed.pitch, packed.in_features, packed.dtype, packed.pattern, packed.device, *config.values())
     aligned = not (packed.mask_words.data_ptr() | packed.values.data_ptr() | dense.data_ptr()) % 16
     if aligned and key in _COMPILED:
@@ -153,7 +153,8 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
         y: ``[tokens, out]``, any float dtype.
         config: As in :func:`expand`, and ``piece`` rows at a time.
     """
-    narrow, found = x.to(packed.dtype), y if y.dtype == packed.dtype else torch.empty_like(y, dtype=packed.dtype)
+    narrow = x if x.dtype == packed.dtype else x.to(packed.dtype)
+    found = y if y.dtype == packed.dtype else torch.empty_like(y, dtype=packed.dtype)
     for start in range(0, packed.out_features, config["piece"]):
         rows = slice(start, min(start + config["piece"], packed.out_features))
         shape = rows.stop - rows.start, packed.in_features
