@@ -176,7 +176,7 @@ def test_a_way_that_fails_is_a_row(folder: Path, error: Exception, outcome: str,
 
 @pytest.mark.gpu
 def test_a_pruned_qwen3_4b_takes_at_most_62_hundredths_of_the_dense_one() -> None:
-    """Counted and by torch's allocator, and little more by the driver, lm_head and embedding (one dense matrix) included; in a process of its own."""
+    """Counted and by torch's allocator, and little more by the driver; lm_head and embedding, one dense matrix, included."""
     patterns = (Pattern(2, 4), Pattern(16, 32))
     command = [sys.executable, "-m", "sdbench", "decode", "--model", "random:Qwen/Qwen3-4B-Instruct-2507", "--no-baselines", "--json"]
     command += [part for pattern in patterns for part in ("--pattern", str(pattern))]
@@ -192,7 +192,7 @@ def test_a_pruned_qwen3_4b_takes_at_most_62_hundredths_of_the_dense_one() -> Non
         assert memory["originals"] == "main memory"
         assert memory["weights_ratio"] < 0.61
         assert memory["allocated_ratio"] <= 0.62
-        # The driver's figure of the process where a container does not hide it, else of a GPU that nobody else uses. It was 0.633 on an H200:
+        # The driver's figure of the process where a container does not hide it, else of a GPU that nobody uses else: 0.633 on an H200;
         # kernels, graphs and unused ends of pages, 0.2 GB, are no smaller for a pruned model.
         assert (memory["process_ratio"] or memory["gpu_ratio"]) <= 0.64
 
