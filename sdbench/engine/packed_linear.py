@@ -188,11 +188,23 @@ def require_right(module: PackedLinear, dtype: torch.dtype, name: str, tokens: S
     for count in tokens:
         x = torch.randn(count, module.in_features, device=device, generator=generator).to(dtype)
         with at_device_of(x):
-            y = module.several(x) if count > 1 else module.spmv(x[0], torch.float32)[None]
-        error = relative_error(y, x.double() @ dense.T)
-        if not within(error, TOLERANCE[y.dtype]):
-            what = f"packed product of {count} tokens" if count > 1 else f"{module.variant} SpMV"
-            raise CheckFailed(f"layer {name}: the {what} is wrong here, relative error {error:.1e}; run 'sdbench kernels'")
+            products = _products(module, x)
+        for what, y in products.items():
+            error = relative_error(y, x.double() @ dense.T)
+            if not within(error, TOLERANCE[y.dtype]):
+                raise CheckFailed(f"layer {name}: the {what} is wrong here, relative error {error:.1e}; run 'sdbench kernels'")
+
+
+def _products(module: PackedLinear, x: Tensor) -> dict[str, Tensor]:
+    """Each way in which a module multiplies so many tokens ``[tokens, in]``, by what messages call it."""
+    if len(x) == 1:
+        return {f"{module.variant} SpMV": module.spmv(x[0], torch.float32)[None]}
+    found = {f"packed product of {len(x)} tokens": module.spmm(x)}
+    if module.siblings:
+        # The first one multiplies for all.
+        module.siblings[0].product(0, x)
+        found[f"packed product of {len(x)} tokens with its siblings"] = module.several(x)
+    return found
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
