@@ -124,7 +124,7 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
             unfolds whole words.
     """
     count = rows.stop - rows.start
-    # A prompt makes hundreds of products: Triton takes longer to find a kernel than to launch it, and its cdiv longer than a division.
+    # A prompt makes hundreds of products, and Triton takes longer to find a kernel again than to launch it (and its cdiv, than to divide).
     grid = -(-count // config["block_out"]), -(-packed.in_features // config["block_in"]), 1
     key = (packed.pitch, packed.in_features, packed.dtype, packed.pattern, packed.device, *config.values())
     aligned = not (packed.mask_words.data_ptr() | packed.values.data_ptr() | dense.data_ptr()) % 16
