@@ -90,7 +90,8 @@ class PackedWeight:
     @property
     def pitch(self) -> int:
         """Rows that lie in memory between a word and the next one: ``out``, or more for some of a stack's rows."""
-        return self.mask_words.stride(0)
+        # Of a single word the stride means nothing, and a copy keeps the stack's.
+        return self.mask_words.stride(0) if self.values.shape[1] == 1 else self.values.stride(1) // self.values.shape[3]
 
     @property
     def dtype(self) -> torch.dtype:

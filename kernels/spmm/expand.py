@@ -1,7 +1,7 @@
 """Packed weight times many tokens: rows of the dense matrix go into one small buffer, and the device's own matrix product reads them.
 
-A piece of rows is as large as stays in the L2 cache between its writing and its reading, so that memory sees the packed bytes and not the
-dense ones. All weights share the buffer: a model needs no dense copy of a pruned matrix.
+A piece of rows is about as large as an L2 cache, so that memory sees little of the dense bytes between their writing and their reading. All
+weights share the buffer: a model needs no dense copy of a pruned matrix.
 
 Two kernels write the same rows: one loads a value for every column; where a mask word has one to three 16-byte chunks of 16-bit values,
 the other has a thread unfold whole words in registers (``unfold.py``).
@@ -138,8 +138,8 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
     if config["words"]:
         kernel, values, target = words_kernel, values.view(torch.int64), dense.view(torch.int64)
     compiled = kernel[grid](packed.mask_words, values, target, rows.start, count, **named, num_warps=config["num_warps"])
-    # The interpreter compiles nothing, and kernels that are compiled side by side come later.
-    if aligned and isinstance(compiled, CompiledKernel):
+    # The interpreter compiles nothing, and kernels that are compiled side by side come later; one belongs to the GPU that was current.
+    if aligned and isinstance(compiled, CompiledKernel) and packed.device.index == torch.cuda.current_device():
         _COMPILED[key] = compiled, tuple(named.values())
     return dense
 
@@ -149,11 +149,12 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
 
     Args:
         packed: W ``[out, in]``, any pattern and dtype.
-        x: ``[tokens, in]``; multiplied in the weight's dtype.
+        x: ``[tokens, in]``; multiplied in the weight's dtype, without a gradient, as by the other kernels.
         y: ``[tokens, out]``, any float dtype.
         config: As in :func:`expand`, and ``piece`` rows at a time.
     """
-    narrow = x if x.dtype == packed.dtype else x.to(packed.dtype)
+    narrow = x.detach() if x.requires_grad else x
+    narrow = narrow if x.dtype == packed.dtype else narrow.to(packed.dtype)
     found = y if y.dtype == packed.dtype else torch.empty_like(y, dtype=packed.dtype)
     for start in range(0, packed.out_features, config["piece"]):
         rows = slice(start, min(start + config["piece"], packed.out_features))

@@ -3,7 +3,7 @@
 A matrix instruction (m16n8k16) wants four of its sixteen columns from each lane, for two rows, and which four is free as long as weight and
 x agree. So a lane takes whole mask words: lane 4g + t of a warp holds word t of rows g and g + 8, and the eight instructions of a step
 each take four columns of it, in order. The weight's operands are then what unfolding gives, x's are 64 neighbouring bytes of a token, and
-neither passes through shared memory; a warp's loads are 128-byte pieces of values and 32-byte pieces of masks.
+neither passes from lane to lane; a warp's loads are 128-byte pieces of values and 32-byte pieces of masks.
 
 On other back ends (and in the interpreter) a lane multiplies and adds its words by itself.
 """

@@ -12,7 +12,7 @@ from sdbench.devices import at_device_of
 from sdbench.engine.phase import current_phase
 from sdbench.engine.siblings import Siblings, group
 from sdbench.errors import CheckFailed
-from sdbench.kernels.spmm import BoundSpmm
+from sdbench.kernels.spmm import FEW_TOKENS, BoundSpmm
 from sdbench.kernels.spmv import bind
 from sdbench.packing import PackedWeight
 from sdbench.timing import TOLERANCE, relative_error, within
@@ -110,6 +110,8 @@ def packed_linears(
     Each module's products, with the variants and configs that it will run, are first checked on random input against the float64 product
     with the unpacked matrix: no rate of a wrong kernel can be measured.
 
+    Packed weights move: a CUDA graph that was captured on them before must not be replayed after.
+
     Yields:
         The modules in place, by name.
 
@@ -128,8 +130,10 @@ def packed_linears(
             _lie_together(list(weights.values()))
             for name, siblings in group(weights, originals).items():
                 modules[name].siblings = siblings
+            # A prompt is mostly long enough for another variant than a few tokens.
+            tokens = (1, 2, FEW_TOKENS + 1) if prefill == "pruned" else (1, 2)
             for name, module in modules.items():
-                require_right(module, originals[name].weight.dtype, name, (1, 2))
+                require_right(module, originals[name].weight.dtype, name, tokens)
             yield modules
     finally:
         for name, module in originals.items():
@@ -188,11 +192,23 @@ def require_right(module: PackedLinear, dtype: torch.dtype, name: str, tokens: S
     for count in tokens:
         x = torch.randn(count, module.in_features, device=device, generator=generator).to(dtype)
         with at_device_of(x):
-            y = module.several(x) if count > 1 else module.spmv(x[0], torch.float32)[None]
-        error = relative_error(y, x.double() @ dense.T)
-        if not within(error, TOLERANCE[y.dtype]):
-            what = f"packed product of {count} tokens" if count > 1 else f"{module.variant} SpMV"
-            raise CheckFailed(f"layer {name}: the {what} is wrong here, relative error {error:.1e}; run 'sdbench kernels'")
+            products = _products(module, x)
+        for what, y in products.items():
+            error = relative_error(y, x.double() @ dense.T)
+            if not within(error, TOLERANCE[y.dtype]):
+                raise CheckFailed(f"layer {name}: the {what} is wrong here, relative error {error:.1e}; run 'sdbench kernels'")
+
+
+def _products(module: PackedLinear, x: Tensor) -> dict[str, Tensor]:
+    """Each way in which a module multiplies so many tokens ``[tokens, in]``, by what messages call it."""
+    if len(x) == 1:
+        return {f"{module.variant} SpMV": module.spmv(x[0], torch.float32)[None]}
+    found = {f"packed product of {len(x)} tokens": module.spmm(x)}
+    if module.siblings:
+        # The first one multiplies for all.
+        module.siblings[0].product(0, x)
+        found[f"packed product of {len(x)} tokens with its siblings"] = module.several(x)
+    return found
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

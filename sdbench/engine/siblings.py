@@ -1,6 +1,7 @@
 """Packed linears of one input that multiply together: one product in place of two or three, each with launches of its own."""
 
 from collections.abc import Mapping, Sequence
+from weakref import ref
 
 from torch import Tensor, nn
 
@@ -15,6 +16,7 @@ class Siblings:
     """The product of several packed weights with one input, of which each takes its own rows.
 
     The first one's call multiplies for all; the others' calls take what is theirs, each once, if they come with the very same tensor.
+    What nobody took goes with that tensor.
 
     Args:
         weights: Of one input, in the order of their calls, alike but for their rows; their tensors become views of one stack.
@@ -23,19 +25,16 @@ class Siblings:
     def __init__(self, weights: Sequence[PackedWeight]):
         self._spmm = BoundSpmm(stack_rows(weights))
         self._sizes = [weight.out_features for weight in weights]
-        self._input: Tensor | None = None
-        self._left: dict[int, Tensor] = {}
+        self._shared: tuple[ref[Tensor], dict[int, Tensor]] | None = None
 
     def product(self, place: int, x: Tensor) -> Tensor | None:
         """``[..., out]`` of the weight at a place for x ``[..., in]``; None where it was not multiplied with the others."""
         if place == 0:
-            self._input, self._left = x, dict(enumerate(self._spmm(x).split(self._sizes, -1)))
-        if x is not self._input:
-            return None
-        found = self._left.pop(place, None)
-        if not self._left:
-            self._input = None
-        return found
+            made = dict(enumerate(self._spmm(x).split(self._sizes, -1)))
+            self._shared = ref(x, lambda _: made.clear()), made
+        # Read once: a forward in another thread may put its own there.
+        shared = self._shared
+        return shared[1].pop(place, None) if shared and shared[0]() is x else None
 
 
 def group(weights: Mapping[str, PackedWeight], places: Mapping[str, nn.Module]) -> dict[str, tuple[Siblings, int]]:

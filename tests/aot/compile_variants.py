@@ -64,9 +64,6 @@ def default_cases(capability: int, layers: list[str], patterns: list[str]) -> It
                 if variant.constraint(problem):
                     continue
                 config = variant.default(problem)
-                if config.get("words") == 0:
-                    # A load a column cannot be a wide one; what is checked is the kernel that unfolds words.
-                    config = next((one for one in variant.space(problem) if one["words"]), config)
                 yield variant, problem, config
                 if "pdl" in config and problem.dependent_launch and not dependent:
                     dependent = True
@@ -86,12 +83,13 @@ def shipped_cases(capability: int, layers: list[str]) -> Iterator[Case]:
 def compile_for(source: CompileSource, capability: int, **options: Any) -> Any:
     """``triton.compile`` with what a launch on these shapes would tell it.
 
-    Pointers and extents are multiples of 16; what hangs on a split of K need not be.
+    Pointers and extents are multiples of 16; what hangs on a split of K need not be, and of some a launch tells nothing.
     """
+    told = {parameter.name for parameter in source.function.params if not parameter.do_not_specialize}
     known = [
         index
         for index, (name, kind) in enumerate(source.signature.items())
-        if kind.startswith("*") or (kind == "i32" and "split" not in name)
+        if name in told and (kind.startswith("*") or (kind == "i32" and "split" not in name))
     ]
     signature = source.signature | dict.fromkeys(source.constexprs, "constexpr")
     return triton.compile(

@@ -15,7 +15,7 @@ from sdbench.engine.greedy import greedy
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
 from sdbench.engine.phase import phase
 from sdbench.errors import CheckFailed
-from sdbench.kernels.spmm import BoundSpmm, spmm
+from sdbench.kernels.spmm import FEW_TOKENS, BoundSpmm, spmm
 from sdbench.kernels.spmv import BoundSpmv, bind
 from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import Pattern
@@ -115,6 +115,19 @@ def test_a_wrong_product_of_several_tokens_never_gets_into_a_model(monkeypatch: 
     for prefill in ("pruned", "dense"):
         with pytest.raises(CheckFailed, match="layer 0: the packed product of 2 tokens is wrong"), packed_linears(model, weights, prefill):
             pass
+
+
+def test_a_wrong_product_of_a_prompt_never_gets_into_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU another variant takes it than a few tokens."""
+    model = nn.Sequential(nn.Linear(8, 3, bias=False))
+    weights = {"0": packed(torch.eye(3, 8) + 1)}
+    found = lambda weight: lambda x: spmm(weight, x) * (1 if len(x) <= FEW_TOKENS else 1.001)  # noqa: E731
+    monkeypatch.setattr("sdbench.engine.packed_linear.BoundSpmm", found)
+    with pytest.raises(CheckFailed, match="layer 0: the packed product of 33 tokens is wrong"), packed_linears(model, weights, "pruned"):
+        pass
+    # A prompt on the original weights is no product of packed ones.
+    with packed_linears(model, weights, "dense"):
+        pass
 
 
 def test_what_multiplies_is_looked_up_once_a_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,18 @@
 """Linears of one input that multiply together: the same products, fewer of them."""
 
+from weakref import ref
+
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
 from sdbench.engine.greedy import greedy
 from sdbench.engine.packed_linear import packed_linears
 from sdbench.engine.siblings import Siblings, group
+from sdbench.errors import CheckFailed
 from sdbench.kernels.spmm import BoundSpmm
 from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import Pattern
@@ -80,3 +85,37 @@ def test_a_prompt_takes_four_products_a_layer_and_gives_the_same_logits(tiny_lla
         for module in modules.values():
             module.siblings = None
         assert (reply(), count, len(products)) == (together, 4 * layers, 7 * layers)
+
+
+def test_what_nobody_takes_goes_with_the_input():
+    """A forward that fails halfway, or never asks the others, leaves nothing behind."""
+    together, x = Siblings([packed(8), packed(3)]), torch.randn(4, 32)
+    taken = together.product(0, x)
+    whole = StorageWeakRef(taken.untyped_storage())
+    del taken
+    assert not whole.expired()
+    source = ref(x)
+    del x
+    assert source() is None and whole.expired()
+
+
+def test_a_wrong_product_of_siblings_never_gets_into_a_model(tiny_llama, monkeypatch):
+    """Rows of the last one alone are wrong, and only where it multiplies with the other."""
+    weights = {
+        name: pack(linear.weight.detach(), keep_mask(linear.weight, TWO_OF_FOUR), TWO_OF_FOUR)
+        for name, linear in select_linears(tiny_llama).items()
+    }
+    multiply = BoundSpmm.__call__
+
+    def wrong(self: BoundSpmm, x: Tensor, *others: object) -> Tensor:
+        y = multiply(self, x, *others)  # type: ignore[arg-type]
+        if self.packed.out_features == 256:
+            y[..., -1] *= 2
+        return y
+
+    monkeypatch.setattr(BoundSpmm, "__call__", wrong)
+    with (
+        pytest.raises(CheckFailed, match=r"0\.mlp\.up_proj: the packed product of 2 tokens with its siblings is wrong"),
+        packed_linears(tiny_llama, weights, "pruned"),
+    ):
+        pass

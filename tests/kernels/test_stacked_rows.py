@@ -8,9 +8,11 @@ import torch
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.kernels import registry
 from sdbench.kernels.launching import can_run
+from sdbench.kernels.spmm import spmm
 from sdbench.kernels.spmv import problem_of
 from sdbench.packing import DTYPES, PackedWeight, pack, stack_rows
 from sdbench.pattern import Pattern
+from sdbench.timing import relative_error, within
 
 ROWS = (12, 5, 16)
 CASES = [
@@ -85,3 +87,17 @@ def test_a_copy_is_of_the_rows_alone() -> None:
     assert copy.pitch == ROWS[1] and copy.values.is_contiguous()
     assert copy.values.untyped_storage().nbytes() == copy.values.nbytes
     assert torch.equal(copy.unpack(), parts[1].unpack())
+
+
+@pytest.mark.parametrize("name", ["tile", "expand"])
+def test_rows_of_one_word_that_moved_out_of_a_stack(name: str, device: torch.device) -> None:
+    """A copy keeps the strides of a dimension of one element, where the stack's mean nothing any more."""
+    parts = weights(Pattern(2, 4), 32, torch.bfloat16, device)
+    stack_rows(parts)
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(1)).to(device, torch.bfloat16)
+    for part, rows in zip(parts, ROWS, strict=True):
+        for tensor in part.tensors:
+            tensor.data = tensor.data.to("cpu", copy=True).to(device)
+        assert part.pitch == rows
+        y = spmm(part, x, name, out_dtype=torch.float32)
+        assert within(relative_error(y, x.double() @ part.unpack().double().T), 5e-3)
