@@ -287,8 +287,9 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
         x: ``[tokens, in]``, any float dtype; rounded to the weight's for the tensor cores.
         y: ``[tokens, out]``, contiguous, any float dtype.
         config: ``block_out`` rows and ``block_words`` mask words a program, of which a warp takes ``warp_rows`` (16 or 32) and 4 at a time,
-            ``block_tokens`` tokens a program (all powers of two), ``splits`` of K, whose sums a second kernel adds, ``pdl`` for
-            programmatic dependent launch (0, or as in ``spmv/lane_row.py``).
+            ``block_tokens`` tokens a program (all powers of two), ``splits`` of K, whose sums a second kernel adds, ``arranged`` 1 where
+            a first kernel puts x in the order of the warps' loads, ``pdl`` for programmatic dependent launch (0, or as in
+            ``spmv/lane_row.py``).
     """
     tokens, splits = len(x), config["splits"]
     narrow = (x.to(packed.dtype) if on_nvidia() else x).contiguous()
