@@ -221,7 +221,6 @@ def command(
     output = output or Path("results/local/e2e") / f"{datetime.now():%Y%m%d-%H%M%S-%f}"
     with run_directory(output, "e2e", options.arguments(), environment) as directory, Progress() as progress:
         progress.note(f"model: {spec.name} ({spec.reason})")
-        progress.note(f"run directory: {output}")
         outcome = run(options, examples, directory, progress)
         if directory:
             directory.add_row({"record": "model", "model": spec.name, "reason": spec.reason})
