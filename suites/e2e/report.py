@@ -112,7 +112,7 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
     if arguments.get("profile"):
         other = f", with another {', '.join(arguments['profile_changed'])}" if arguments["profile_changed"] else ""
         lines.append(f"profile {arguments['profile']}{other}")
-    if arguments.get("sequential"):
+    if arguments.get("sequential") and calibration.get("sources") != {}:
         lines.append("each block calibrated on the pruned blocks before it")
     if arguments.get("fidelity") == "only":
         lines.append("pruned arms are judged by fidelity alone (--fidelity-only): no answers of theirs, and nothing was timed")
