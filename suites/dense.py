@@ -16,7 +16,7 @@ from sdbench.devices import devices_of
 from sdbench.errors import SdbenchError
 from sdbench.models import LoadedModel, load_model, open_model, weight_bytes
 from sdbench.packing import require_finite
-from sdbench.progress import Progress
+from sdbench.progress import Progress, Task
 from sdbench.streaming import unique_state
 from sdbench.suites.e2e.options import CalibrationOptions
 
@@ -47,15 +47,22 @@ def load_dense(options: CalibrationOptions, progress: Progress, *, stream: bool)
     return loaded, linears
 
 
-def source_of(options: CalibrationOptions, loaded: LoadedModel, linears: Mapping[str, nn.Linear]) -> Source:
+def source_of(options: CalibrationOptions, loaded: LoadedModel, linears: Mapping[str, nn.Linear], progress: Progress) -> Source:
     """Which model it is, down to its weights, each of which is looked at.
+
+    Args:
+        options: The run.
+        loaded: The dense model.
+        linears: Layers that will be pruned.
+        progress: Where to report; a streamed model's weights are read or drawn for this alone.
 
     Raises:
         SdbenchError: A damaged model: NaN or Inf, in whatever tensor.
     """
+    parts = loaded.stream.parts() if loaded.stream else [unique_state(loaded.model)]
 
-    def sound() -> Iterator[dict[str, Tensor]]:
-        for state in loaded.stream.parts() if loaded.stream else (unique_state(loaded.model),):
+    def sound(task: Task) -> Iterator[dict[str, Tensor]]:
+        for state in parts:
             for name, tensor in state.items():
                 layer, _, what = name.rpartition(".")
                 if layer in linears and what == GUARD:
@@ -63,13 +70,16 @@ def source_of(options: CalibrationOptions, loaded: LoadedModel, linears: Mapping
                 elif tensor.is_floating_point():
                     require_finite(tensor, layer, what, DAMAGED)
             yield state
+            task.advance()
 
+    with progress.task("hashing weights", 1 + len(loaded.stream.blocks) if loaded.stream else 1) as task:
+        sha256 = state_sha256(sound(task))
     return Source(
         model=options.spec.name,
         kind=options.spec.kind,
         revision=loaded.spec.revision,
         dtype=str(options.dtype).removeprefix("torch."),
-        sha256=state_sha256(sound()),
+        sha256=sha256,
     )
 
 

@@ -118,7 +118,7 @@ def run(
     # The pruned layers lie on the disk twice until the checkpoint is complete.
     require_disk(output, size + sum(packed_bytes(linears[name], options.pattern) for name in pruner.remaining))
     with stages("hash"):
-        source = source_of(options, loaded, linears)
+        source = source_of(options, loaded, linears, progress)
     sizes = [tensor.nbytes for tensor in unique_state(loaded.model).values()]
     require_source(work, source)
     if shards and shards[0].record.source.sha256 != source.sha256:

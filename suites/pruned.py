@@ -1,5 +1,6 @@
 """What a run of ``sdbench prune`` says of itself: its layers, and what the stages took."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,18 +9,27 @@ from sdbench.tables import Column
 
 
 def of_run(run: SavedRun) -> Report:
-    """The report of a run directory of ``sdbench prune``: what the method reports of each layer, which is nothing for magnitude."""
+    """The report of a run directory of ``sdbench prune``: what the method reports of its layers, which is nothing for magnitude."""
     layers = [measured(row) for row in run.latest("layer", "layer")]
     results = [measured(row) for row in run.latest("result")]
     names = list(dict.fromkeys(name for row in layers for name in row["report"]))
     columns = [Column("layer", key=True), *(Column(name.replace("_", " "), figure=True) for name in names)]
-    cells = [[row["layer"], *(_figure(row["report"].get(name)) for name in names)] for row in layers]
+    cells = _once([[row["layer"], *(_figure(row["report"].get(name)) for name in names)] for row in layers])
     lines = [line for result in results for line in _lines(result)]
     document = {"schema": "sdbench.prune/1", "layers": layers, "result": results[-1] if results else None}
     arguments = run.record.arguments
     title = f"{arguments['model']}: layers pruned to {arguments['pattern']} by {arguments['method']}"
     records = [{"layer": row["layer"], **row["report"]} for row in layers]
     return Report(title, columns, cells, lines, document, records)
+
+
+def _once(cells: list[list[str]]) -> list[list[str]]:
+    """The layers of which most say the same as one line, and the others by name."""
+    said = Counter(tuple(figures) for _, *figures in cells)
+    for most, count in said.most_common(1):
+        if count > 1:
+            return [[f"{count} layers", *most], *(row for row in cells if tuple(row[1:]) != most)]
+    return cells
 
 
 def _lines(result: Mapping[str, Any]) -> list[str]:

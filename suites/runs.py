@@ -146,6 +146,8 @@ def read_run(path: Path, checked: bool = True) -> SavedRun:
         read_jsonl(path / name, fault if checked else None) if (path / name).exists() else []
         for name, fault in faults_of(record.command).items()
     )
+    if record.outcome == "complete" and not rows:
+        raise SdbenchError(f"{path / 'run.json'} says complete, but {path / 'rows.jsonl'} holds no row; restore it or run again")
     return SavedRun(path, record, rows, samples)
 
 

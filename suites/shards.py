@@ -72,7 +72,7 @@ def collect_shard(
     assert kind != "none"
     require_disk(output, sum(4 * linear.in_features ** (2 if kind == "hessian" else 1) for linear in linears.values()))
     with stages("hash"):
-        source = source_of(options, loaded, linears)
+        source = source_of(options, loaded, linears, progress)
     require_source(work, source)
     with draft_of(output) as draft:
         with peak_memory(*places(options, loaded)) as peak:

@@ -10,6 +10,14 @@ import rich_click as click
 SOURCES = "decode, decode+sink, self, prefill, teacher-forced, text or mixed"
 METHODS = "wanda, sparsegpt, sparsegpt-median or magnitude"
 
+ABOUT_CALIBRATION = frozenset(
+    (
+        *("calib", "calibration_examples", "calibration_tokens", "sequential", "sink_tokens", "first_decode", "last_decode"),
+        *("token_weighting", "mix", "calibration_text", "text_window", "temperature", "top_k", "top_p"),
+    )
+)
+"""Options of e2e that change nothing for a method that needs no calibration; --batch-size is lm-eval's too."""
+
 
 def calibration_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options to a command, which gets them as ``choices`` (`CalibrationChoices`) and ``sequential``."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from sdbench.cli.calibration import METHODS, SOURCES, calibration_options
+from sdbench.cli.calibration import ABOUT_CALIBRATION, METHODS, SOURCES, calibration_options
 from sdbench.cli.options import (
     DEMO_MAX_TOKENS,
     MAX_TOKENS,
@@ -23,7 +23,7 @@ from sdbench.cli.options import (
     run_directory,
 )
 from sdbench.cli.printing import print_report
-from sdbench.cli.profiles import changed, is_given, profile_option
+from sdbench.cli.profiles import changed, given_options, is_given, profile_option
 from sdbench.cli.tasks import find_data, task_options
 
 if TYPE_CHECKING:
@@ -215,13 +215,17 @@ def command(
         if not options.diagnose:
             raise UsageError("--plot draws what --diagnose measures; give both")
         check_plot(plot)
+    # A note and no refusal: all runs of a grid have its common options.
+    unused = given_options(ABOUT_CALIBRATION) if not options.sources else []
     # Before anything is created or loaded: a wrong file leaves no trace.
     examples = load(options)
     environment = describe(target if target.type == "cuda" else None)
     output = output or Path("results/local/e2e") / f"{datetime.now():%Y%m%d-%H%M%S-%f}"
     with run_directory(output, "e2e", options.arguments(), environment) as directory, Progress() as progress:
         progress.note(f"model: {spec.name} ({spec.reason})")
-        progress.note(f"run directory: {output}")
+        if unused:
+            change = "changes" if len(unused) == 1 else "change"
+            progress.note(f"--method {options.method} needs no calibration: {', '.join(unused)} {change} nothing")
         outcome = run(options, examples, directory, progress)
         if directory:
             directory.add_row({"record": "model", "model": spec.name, "reason": spec.reason})

@@ -1,6 +1,6 @@
 """``--profile``: options of a protocol under one name; those on the command line win."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import rich_click as click
@@ -23,6 +23,11 @@ def profile_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def is_given(name: str) -> bool:
     """Whether the command line itself gives a parameter of the running command."""
     return get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def given_options(names: Collection[str]) -> list[str]:
+    """Options of the running command, of these names, that the command line itself gives, as they are typed."""
+    return [option.opts[0] for option in get_current_context().command.params if option.name in names and is_given(option.name)]
 
 
 def changed() -> tuple[str, ...]:

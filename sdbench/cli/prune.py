@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 import rich_click as click
-from click import get_current_context
 
 from sdbench.cli.calibration import METHODS, SOURCES, calibration_options
 from sdbench.cli.options import (
@@ -20,7 +19,7 @@ from sdbench.cli.options import (
     model_dtype_option,
     model_option,
 )
-from sdbench.cli.profiles import is_given
+from sdbench.cli.profiles import given_options
 from sdbench.cli.pruned import prune_document, prune_lines, shard_lines
 
 FILE = click.Path(path_type=Path)
@@ -219,8 +218,7 @@ def _refuse_calibration(method: str) -> None:
     """Refuses what the command line says about calibration, for a method that needs none."""
     from sdbench.errors import UsageError
 
-    named = {option.name: option.opts[0] for option in get_current_context().command.params if option.name}
-    given = [option for name, option in named.items() if name not in WITHOUT_CALIBRATION and is_given(name)]
+    given = given_options({option.name for option in command.params if option.name} - WITHOUT_CALIBRATION)
     if given:
         them = "it" if len(given) == 1 else "them"
         raise UsageError(f"--method {method} needs no calibration, and {', '.join(given)} would change nothing; leave {them} out")

@@ -69,9 +69,7 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
         if row["outcome"] != "correct":
             several = f", {batch_of(row)} prompts" if batch_of(row) > 1 else ""
             lines.append(f"{row['arm']}, {row['path']}, {row['context']}{several}: {row['outcome']} ({row['reason']})")
-        if row["capture"]:
-            took = f"{row['capture']['seconds']:.1f} s, {row['capture']['bytes'] / 1e6:.0f} MB"
-            lines.append(f"graph of {row['arm']} at {row['context']}: {took} (compilation included)")
+    lines += _graphs(everything)
     if "device_map" in arguments:
         count = max(row["devices"] for row in everything)
         lines.append(
@@ -118,6 +116,19 @@ def _legend(rows: Sequence[Row]) -> list[str]:
         paths.setdefault(_way(row), {})[row["path"]] = None
     told = [f"{way}: {' or '.join(names)}" for way, names in paths.items() if [*names] != [way]]
     return [f"ways: {'; '.join(told)}"] if told else []
+
+
+def _graphs(rows: Sequence[Row]) -> list[str]:
+    """What capturing took, a line an arm."""
+    captured = [row for row in rows if row["capture"]]
+    lines = []
+    for arm in dict.fromkeys(row["arm"] for row in captured):
+        of_arm = [row for row in captured if row["arm"] == arm]
+        contexts = _range([row["context"] for row in of_arm], 0)
+        seconds = _range([row["capture"]["seconds"] for row in of_arm], 1)
+        megabytes = _range([row["capture"]["bytes"] / 1e6 for row in of_arm], 0)
+        lines.append(f"graph of {arm} at {contexts}: {seconds} s, {megabytes} MB (compilation included)")
+    return lines
 
 
 def _step(rows: Sequence[Row]) -> Table:
@@ -181,3 +192,8 @@ def _way(row: Row) -> str:
 
 def _figure(value: float | None, digits: int, factor: float = 1.0) -> str:
     return "-" if value is None else f"{value * factor:.{digits}f}"
+
+
+def _range(values: Sequence[float], digits: int) -> str:
+    ends = dict.fromkeys(f"{value:.{digits}f}" for value in (min(values), max(values)))
+    return " to ".join(ends)

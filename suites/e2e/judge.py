@@ -21,10 +21,14 @@ class Journal:
 
     Args:
         directory: The run directory, or None to keep records in memory alone.
+
+    Attributes:
+        path: The run directory's folder, or None.
     """
 
     def __init__(self, directory: RunDirectory | None):
         self._directory = directory
+        self.path = directory.path if directory else None
         self.rows: list[dict[str, Any]] = directory.rows if directory else []
         self.samples: list[dict[str, Any]] = directory.samples if directory else []
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from sdbench.results import with_status
-from sdbench.suites.e2e.arms import INT8
+from sdbench.suites.e2e.arms import INT8, is_timed
 from sdbench.suites.e2e.tables import behaviour_table, fidelity_table, harness_table, layer_table
 from sdbench.suites.memory import memory_table
 from sdbench.suites.runs import Report, Row, SavedRun, last_of, measured
@@ -28,6 +28,9 @@ COLUMNS = (
     Column("kernel calls", figure=True),
     Column("peak GB", figure=True),
 )
+
+TIMED = ("tok/s", "x dense", "ceiling tok/s", "peak GB")
+"""Columns of the rate runs; a run without them leaves them out."""
 
 
 def of_run(run: SavedRun) -> Report:
@@ -88,8 +91,12 @@ def report(
     lines = notes(arguments, arms, calibration) if arms else []
     title = f"{arguments['model']}: dense against pruned, batch 1"
     memory = memory_table(COLUMNS[:1], [([arm["arm"]], arm.get("memory")) for arm in arms])
-    more = [table for table in (memory, behaviour_table(arms), fidelity_table(arms), harness_table(arms), layer_table(layers)) if table]
-    return Report(title, COLUMNS, table_rows(arms), lines, document, arms, more=more)
+    timed = is_timed(arguments.get("fidelity"), arguments["rate_repeats"])
+    behaviour = behaviour_table(arms, timed)
+    more = [table for table in (memory, behaviour, fidelity_table(arms), harness_table(arms), layer_table(layers)) if table]
+    shown = [number for number, column in enumerate(COLUMNS) if timed or column.name not in TIMED]
+    cells = [[row[number] for number in shown] for row in table_rows(arms)]
+    return Report(title, [COLUMNS[number] for number in shown], cells, lines, document, arms, more=more)
 
 
 def table_rows(arms: Sequence[Row]) -> list[list[str]]:
@@ -105,12 +112,12 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
     if arguments.get("profile"):
         other = f", with another {', '.join(arguments['profile_changed'])}" if arguments["profile_changed"] else ""
         lines.append(f"profile {arguments['profile']}{other}")
-    if arguments.get("sequential"):
+    if arguments.get("sequential") and calibration.get("sources") != {}:
         lines.append("each block calibrated on the pruned blocks before it")
     if arguments.get("fidelity") == "only":
-        lines.append("pruned arms are judged by fidelity alone (--fidelity-only): no answers of theirs, and no rates")
+        lines.append("pruned arms are judged by fidelity alone (--fidelity-only): no answers of theirs, and nothing was timed")
     elif not arguments["rate_repeats"]:
-        lines.append(f"match, EOS and cut off (at {arguments['max_tokens']} tokens) from answer runs; no rates (--rate-repeats 0)")
+        lines.append(f"match, EOS and cut off (at {arguments['max_tokens']} tokens) from answer runs; nothing was timed (--rate-repeats 0)")
     else:
         lines.append(
             f"match, EOS and cut off (at {arguments['max_tokens']} tokens) from answer runs; tok/s at exactly {arguments['equal_tokens']} "

@@ -77,6 +77,9 @@ def _judge_arms(options: E2EOptions, examples: Examples | None, journal: Journal
         runner = Runner(options, loaded, linears, _judged(options, examples, loaded), journal, progress)
         made = calibrate(options, loaded, linears, calibration, progress)
         journal.add_row({"record": "calibration", **made.report})
+        if journal.path:
+            # The first row: what was refused before it has left no directory.
+            progress.note(f"run directory: {journal.path}")
         arms = [runner.judge(arm, made.texts.get(arm.source or "", [])) for arm in options.arms]
     return Outcome(arms, made.report, runner.inspector.layers), runner.standard
 

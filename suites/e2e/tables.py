@@ -15,9 +15,10 @@ BEHAVIOUR = (
     Column("x dense", figure=True),
     Column("loops", figure=True),
     Column("repeated 4-grams", figure=True),
-    Column("net x", figure=True),
-    Column("s/right", figure=True),
 )
+
+NET = (Column("net x", figure=True), Column("s/right", figure=True))
+"""What the behaviour comes to at the rates that were timed."""
 
 FIDELITY = (
     Column("arm", key=True),
@@ -56,13 +57,18 @@ LAYERS = (
 )
 
 
-def behaviour_table(arms: Sequence[Row]) -> Table | None:
-    """How replies behave, with scores and outcomes of generated code where there are any; None for a run without pruned replies."""
+def behaviour_table(arms: Sequence[Row], timed: bool = True) -> Table | None:
+    """How replies behave, with scores and outcomes of generated code where there are any; None for a run without pruned replies.
+
+    Args:
+        arms: One record an arm.
+        timed: Whether the run timed anything.
+    """
     arms = [arm for arm in arms if arm.get("loops") is not None]
     if not any(arm["pattern"] for arm in arms):
         return None
     scored, run = (any(arm.get(name) is not None for arm in arms) for name in ("scored", "execution"))
-    columns = [*BEHAVIOUR, *([Column("score", figure=True), Column("scored", figure=True)] if scored else [])]
+    columns = [*BEHAVIOUR, *(NET if timed else []), *([Column("score", figure=True), Column("scored", figure=True)] if scored else [])]
     columns += [Column(name, figure=True) for name in EXECUTION] if run else []
     cells = [
         [
@@ -71,18 +77,18 @@ def behaviour_table(arms: Sequence[Row]) -> Table | None:
             _figure(arm["length_ratio"], ".2f"),
             f"{arm['loops']}/{arm['examples']}",
             "-" if arm["repeated_4grams"] is None else f"{arm['repeated_4grams']:.1%}",
-            _figure(arm["net_speedup"], ".2f"),
-            _figure(arm["seconds_per_correct"], ".3g"),
+            *((_figure(arm["net_speedup"], ".2f"), _figure(arm["seconds_per_correct"], ".3g")) if timed else ()),
             *((_figure(arm.get("score"), ".2f"), f"{arm.get('scored', 0)}/{arm['examples']}") if scored else ()),
             *(str((arm.get("execution") or {}).get(kind, "-")) for kind in (EXECUTION.values() if run else ())),
         ]
         for arm in arms
     ]
     lines = [
-        "tokens: median of a reply; x dense: tokens of all replies over the dense model's; loops: replies that say one n-gram over and "
-        "over; net x: x dense of rates over that of lengths; s/right: decode seconds of all replies at that rate, a right answer"
+        "tokens: median of a reply; x dense: tokens of all replies over the dense model's; loops: replies that say one n-gram over and over"
     ]
-    costless = [arm["seconds_per_correct_reason"] for arm in arms if arm.get("seconds_per_correct_reason")]
+    if timed:
+        lines[0] += "; net x: x dense of rates over that of lengths; s/right: decode seconds of all replies at that rate, a right answer"
+    costless = [arm["seconds_per_correct_reason"] for arm in arms if timed and arm.get("seconds_per_correct_reason")]
     lines += [f"no s/right: {reason}" for reason in dict.fromkeys(costless)]
     if scored:
         lines.append("score: mean of the judge's, 1 to 10, each the mean over a request's criteria; scored: replies that have one")

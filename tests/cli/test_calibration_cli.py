@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from sdbench.cli.calibration import ABOUT_CALIBRATION, calibration_options
+from sdbench.cli.prune import WITHOUT_CALIBRATION
 from sdbench.results import RunRecord
 
 SHORT = ["--calibration-examples=2", "--validation-examples=2", "--max-tokens=6", "--fidelity-only"]
@@ -71,3 +73,21 @@ def test_tables_are_whole(width, sdbench, checkpoint, monkeypatch):
     for arm in ("teacher-forced", "decode"):
         assert sum(row[:2] == [arm, "pruned"] for row in rows) >= 1 and sum(row == [arm, "2", "down_proj"] for row in rows) >= 1
     assert "not measured" not in done.out and "judged by fidelity alone" in done.out
+
+
+def test_options_that_change_nothing_are_told(sdbench, checkpoint):
+    """Refused by prune, but not here: a grid's common options meet a method that needs no calibration."""
+    call = ("e2e", "--model", checkpoint(), *SHORT, "--method", "magnitude")
+    done = sdbench(*call, "--calib", "self", "--sequential")
+    told = "--method magnitude needs no calibration: --calib, --calibration-examples, --sequential change nothing"
+    assert done.code == 0 and told in done.err.splitlines()
+    assert "each block calibrated" not in done.out
+    without = [option for option in call if option != "--calibration-examples=2"]
+    assert "needs no calibration" not in sdbench(*without).err
+    assert "needs no calibration" not in sdbench("e2e", "--model", "tiny", *SHORT, "--calib", "self").err
+
+
+def test_options_about_calibration():
+    """All that every command with calibration has, and nothing that prune takes for a method without."""
+    common = {option.name for option in calibration_options(lambda **_: None).__click_params__}
+    assert common < ABOUT_CALIBRATION and not ABOUT_CALIBRATION & WITHOUT_CALIBRATION

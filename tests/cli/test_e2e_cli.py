@@ -91,9 +91,9 @@ class TestResults:
     def test_first_line_says_which_model_and_why_and_where_it_goes(self, sdbench, checkpoint):
         folder = checkpoint()
         done = sdbench("e2e", "--model", folder, *SHORT, "--output", "here")
-        first, second, *_ = done.err.splitlines()
+        first, second, third, *_ = done.err.splitlines()
         assert first == f"model: tiny (--model {folder})"
-        assert second == "run directory: here"
+        assert (second, third) == (f"loading {folder}", "run directory: here")
         default = sdbench("e2e", "--targets", "nothing").err.splitlines()[0]
         assert default == "model: demo (the default without a CUDA device: the bundled demo model)"
 
@@ -207,6 +207,12 @@ class TestBadModel:
     def test_more_tokens_than_positions(self, sdbench, checkpoint):
         done = sdbench("e2e", "--model", checkpoint(), *SHORT, "--equal-tokens", 512)
         done.refuses(2, "exceed the 512 positions")
+
+    def test_a_run_that_never_began_names_no_directory(self, sdbench, checkpoint, tmp_path):
+        """There is none: a line about one would send the user to look for it."""
+        done = sdbench("e2e", "--model", checkpoint(), *SHORT, "--equal-tokens", 512, "--output", "run")
+        done.refuses(2, "exceed the 512 positions")
+        assert "run directory" not in done.err and not (tmp_path / "run").exists()
 
 
 class TestBadData:

@@ -140,9 +140,9 @@ def test_runs_that_are_no_draws_of_one_comparison(draws, saved_run, sdbench, cha
 
 
 def test_other_runs_are_refused(draws, saved_run, sdbench):
-    saved_run("k", "kernels", {"pattern": ["2:4"]})
+    saved_run("k", "kernels", {"pattern": ["2:4"]}, [{"record": "model"}])
     saved_run("cut", "e2e", ARGUMENTS | {"seed": 3}, FIRST, outcome="interrupted")
-    saved_run("none", "e2e", ARGUMENTS | {"seed": 4})
+    saved_run("none", "e2e", ARGUMENTS | {"seed": 4}, [{"record": "model"}])
     sdbench("pool", "k").refuses(2, "'sdbench kernels'")
     sdbench("pool", "a", "cut").refuses(1, "not a complete run (interrupted)")
     sdbench("pool", "a", "none").refuses(5, "neither fidelity rows nor answers")

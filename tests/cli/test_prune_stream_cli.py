@@ -129,6 +129,15 @@ def test_what_people_read(sdbench, checkpoint):
     assert line.startswith("streamed: 2 blocks of up to 0.00 GB, 0.00 GB of weights at once, 0.00 GB of hidden states on the cpu")
 
 
+def test_progress_while_weights_are_drawn(sdbench, checkpoint, monkeypatch):
+    """A part at a time: what lies outside of the blocks, then each of the two."""
+    monkeypatch.setattr("sdbench.progress.LINE_SECONDS", 0)
+    magnitude = ("--method", "magnitude", "--device", "cpu")
+    done = sdbench("prune", *magnitude, "--model", f"random:{checkpoint()}", "--stream", "--output", "out")
+    told = [line for line in done.err.splitlines() if line.startswith("hashing weights")]
+    assert told == [f"hashing weights: {number}/3" for number in (1, 2, 3)]
+
+
 class TestRefused:
     @pytest.mark.parametrize("calib", [("decode",), ("self",), ("mixed", "--mix", "prefill=1", "--mix", "decode+sink=1")])
     def test_sources_of_replies(self, calib, sdbench, checkpoint):

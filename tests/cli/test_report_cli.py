@@ -224,7 +224,7 @@ class TestKernels:
         assert (tmp_path / "plots/roofline.svg").read_text().count("<svg") == 1
         sdbench("report", "e2e", "--plot", "plot.svg").refuses(2, "--plot draws one run of 'sdbench kernels', and 0 are given")
         sdbench("report", "run", "--plot", "plot.jpg").refuses(2, "the suffix chooses the format")
-        saved_run("empty", "kernels", ASKED)
+        saved_run("empty", "kernels", ASKED, outcome="running")
         assert sdbench("report", "empty", "--plot", "plot.svg").code == 5
         assert not (tmp_path / "plot.svg").exists()
 
@@ -340,6 +340,8 @@ class TestBadInput:
     def test_a_complete_run_without_its_rows(self, sdbench, saved_run):
         (saved_run("run", "kernels", ASKED, ROWS) / "rows.jsonl").unlink()
         sdbench("report", "run").refuses(1, "run/run.json says complete, but run/rows.jsonl is missing")
+        saved_run("emptied", "kernels", ASKED)
+        sdbench("report", "emptied").refuses(1, "emptied/run.json says complete, but emptied/rows.jsonl holds no row")
 
     def test_no_run_directory(self, sdbench, saved_run, tmp_path):
         (tmp_path / "empty").mkdir()
@@ -366,7 +368,7 @@ class TestBadInput:
         sdbench("report", "old").refuses(1, "old/rows.jsonl, line 1: a row of kind 'result' with a fault (gbps: Field required)")
         saved_run("e2e", "e2e", E2E, [arm("dense", 100.0)], [SAMPLE | {"arm": "dense"}])
         sdbench("report", "e2e").refuses(1, "e2e/samples.jsonl, line 1: a sample with a fault (example: Field required)")
-        saved_run("other", "sweep", {})
+        saved_run("other", "sweep", {}, [{"record": "model"}])
         sdbench("report", "other").refuses(
             2, "other holds a run of 'sdbench sweep', which has no report; those that do: kernels, tune, e2e"
         )

@@ -28,9 +28,11 @@ def test_every_command_with_a_report_has_a_page(sdbench, saved_run, tmp_path):
 
 
 def test_a_pruning_run(sdbench, saved_run, tmp_path):
-    """What the method reports of each layer, a line each, and what the run took."""
+    """What the method reports of its layers, once where it is the same of several, and what the run took; CSV has a line each."""
     told = {"rows": 57, "damp": 0.01, "damp_used": 0.1, "damp_by": "mean", "dead_columns": 3}
-    layers = [{"record": "layer", "layer": f"model.{name}", "report": told} for name in ("up_proj", "down_proj")]
+    raised = told | {"damp_used": 1.0}
+    reports = {"model.up_proj": told, "model.down_proj": raised, "model.gate_proj": told}
+    layers = [{"record": "layer", "layer": name, "report": report} for name, report in reports.items()]
     speed = {"tokens_per_second": None}
     result = {
         "record": "result", "output": "out", "bytes": 1250, "dense_bytes": 2000, "peak_bytes": 5e8, "calibration": speed,
@@ -41,10 +43,13 @@ def test_a_pruning_run(sdbench, saved_run, tmp_path):
     out = sdbench("report", "run", "--html", "page.html").out
     lines = [line.split() for line in out.splitlines()]
     assert ["layer", "rows", "damp", "used", "by", "columns"] in lines
-    assert ["model.down_proj", "57", "0.01", "0.1", "mean", "3"] in lines
+    at = lines.index(["2", "layers", "57", "0.01", "0.1", "mean", "3"])
+    assert lines[at + 1] == ["model.down_proj", "57", "0.01", "1", "mean", "3"]
+    assert "model.up_proj" not in out and "model.gate_proj" not in out
     assert "out: 1,250 bytes of weights, 0.625 of the dense model's\n" in out and "seconds: load 1.0, pruning 2.5\n" in out
     assert "model.down_proj" in (tmp_path / "page.html").read_text()
-    assert sdbench("report", "run", "--format", "csv").out.splitlines()[1] == '"model.up_proj",57,0.01,0.1,"mean",3'
+    csv = sdbench("report", "run", "--format", "csv").out.splitlines()
+    assert csv[1] == '"model.up_proj",57,0.01,0.1,"mean",3' and len(csv) == 1 + 3
     saved_run("magnitude", "prune", asked | {"method": "magnitude"}, [{"record": "layer", "layer": "model.up_proj", "report": {}}])
     assert "model.up_proj" in sdbench("report", "magnitude").out
     saved_run("bad", "prune", asked, [{"record": "layer", "layer": "model.up_proj"}])

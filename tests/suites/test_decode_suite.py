@@ -174,6 +174,20 @@ def test_a_way_that_fails_is_a_row(folder: Path, error: Exception, outcome: str,
     assert rows[1]["reason"] in " ".join(report(rows, wanted.arguments(), {}).lines)
 
 
+def test_graphs_are_told_once_an_arm(folder: Path) -> None:
+    wanted = options(folder, contexts=(4, 9), baselines=False, repeats=1)
+    rows = run(wanted, None, quiet())
+    sizes = {("dense", 4): 75e6, ("dense", 9): 2e6, ("2:4", 9): 2e6}
+    for row in rows:
+        nbytes = sizes.get((row["arm"], row["context"]))
+        row["capture"] = {"seconds": row["context"] / 4, "bytes": nbytes} if nbytes else None
+    lines = [line for line in report(rows, wanted.arguments(), {}).lines if line.startswith("graph")]
+    assert lines == [
+        "graph of dense at 4 to 9: 1.0 to 2.2 s, 2 to 75 MB (compilation included)",
+        "graph of 2:4 at 9: 2.2 s, 2 MB (compilation included)",
+    ]
+
+
 @pytest.mark.gpu
 def test_a_pruned_qwen3_4b_takes_at_most_62_hundredths_of_the_dense_one() -> None:
     """Counted and by torch's allocator, and little more by the driver; lm_head and embedding, one dense matrix, included."""

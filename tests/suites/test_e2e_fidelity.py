@@ -27,7 +27,7 @@ from sdbench.results import RunDirectory, read_jsonl
 from sdbench.suites.e2e.data import load, tokenise
 from sdbench.suites.e2e.options import E2EOptions
 from sdbench.suites.e2e.plot import draw
-from sdbench.suites.e2e.report import notes, of_run
+from sdbench.suites.e2e.report import notes, of_run, report
 from sdbench.suites.e2e.suite import Outcome, run
 from sdbench.suites.fidelity import compare, reply_logits
 from sdbench.suites.runs import read_run
@@ -291,3 +291,21 @@ def test_answers_without_rates(tiny: Path) -> None:
         steps_of_rate = with_rate["kernel_calls"] - without["kernel_calls"]
         assert steps_of_rate == with_rate["expected_kernel_calls"] - without["expected_kernel_calls"]
         assert (without["kernel_calls"] > 0) == (without["pattern"] is not None)
+
+
+@pytest.mark.parametrize(("fidelity", "columns"), [("no", "tokens x dense loops repeated 4-grams"), ("only", None)])
+def test_tables_without_rates(fidelity: Any, columns: str | None, tiny: Path) -> None:
+    """What was not timed has no column, which one line says; JSON and CSV have the fields all the same."""
+    asked = options(tiny, rate_repeats=0, fidelity=fidelity)
+    outcome = run_only(asked)
+    shown = report(asked.arguments(), {}, outcome.arms, outcome.calibration, "run", None)
+    assert [column.name for column in shown.columns] == ["arm", "match", "EOS", "cut off", "kernel calls"]
+    assert {len(cells) for cells in shown.cells} == {5}
+    behaviour = [table for table in shown.more if table.title == "how replies behave"]
+    assert [" ".join(column.name for column in table.columns[1:]) for table in behaviour] == ([columns] if columns else [])
+    lines = [line for table in (shown, *shown.more) for line in table.lines]
+    assert sum("nothing was timed" in line for line in lines) == 1
+    assert not any(word in line for line in lines for word in ("net x", "s/right"))
+    assert "| arm | match | EOS | cut off | kernel calls |" in shown.markdown()
+    assert {"decode_rate", "speedup", "net_speedup"} <= shown.document["arms"][0].keys()
+    assert '"decode_rate"' in shown.csv().splitlines()[0]
