@@ -91,7 +91,7 @@ def report(
     lines = notes(arguments, arms, calibration) if arms else []
     title = f"{arguments['model']}: dense against pruned, batch 1"
     memory = memory_table(COLUMNS[:1], [([arm["arm"]], arm.get("memory")) for arm in arms])
-    timed = is_timed(arguments.get("fidelity"), arguments["rate_repeats"])
+    timed = is_timed(arguments.get("fidelity"), arguments.get("rate_repeats"))
     behaviour = behaviour_table(arms, timed)
     more = [table for table in (memory, behaviour, fidelity_table(arms), harness_table(arms), layer_table(layers)) if table]
     shown = [number for number, column in enumerate(COLUMNS) if timed or column.name not in TIMED]
