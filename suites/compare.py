@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from sdbench.errors import ExitCode, SdbenchError, UsageError
+from sdbench.suites.e2e.arms import is_timed
 from sdbench.suites.runs import Row, SavedRun, last_of
 from sdbench.suites.saved import KEYS
 from sdbench.tables import Column
@@ -27,6 +28,9 @@ Figure = Literal["us", "tok/s"]
 """What tells how fast a row is."""
 
 REGRESSIONS: tuple[Verdict, ...] = ("broken", "worse", "slower")
+
+QUESTIONS = ("task", "task_version", "split_manifest", "dataset_revision", "data_sha256", "validation_sha256")
+"""Arguments that say which examples a name stands for."""
 
 COMMANDS = {"kernels": ("result", "chain"), "tune": ("result",), "e2e": ("arm",), "decode": ("decode",)}
 """Command -> the kinds of its rows."""
@@ -192,11 +196,12 @@ def compare(base: SavedRun, new: SavedRun, fail_over: float) -> Comparison:
         )
         common += len(before.keys() & after.keys())
         figure: Figure = "tok/s" if "arm" in names else "us"
+        shown = figure if _is_timed(base, new) else "outcome"
         for found, (key, _) in (before | after).items():
             if found not in after:
-                findings.append(Finding("only in BASE", key, figure, base=_outcome(before[found][1])))
+                findings.append(Finding("only in BASE", key, shown, base=_outcome(before[found][1])))
             elif found not in before:
-                findings.append(Finding("only in NEW", key, figure, new=_outcome(after[found][1])))
+                findings.append(Finding("only in NEW", key, shown, new=_outcome(after[found][1])))
             else:
                 findings += _of_row(key, figure, before[found][1], after[found][1], base, new, fail_over)
     if command == "e2e":
@@ -223,12 +228,18 @@ def _of_row(key: Row, figure: Figure, before: Row, after: Row, base: SavedRun, n
         verdict: Verdict = "broken" if outcomes[0] == "correct" else "better" if outcomes[1] == "correct" else "no ratio"
         told = after.get("message") or after.get("us_reason")
         yield Finding("same" if outcomes[0] == outcomes[1] else verdict, key, "outcome", *outcomes, reason=str(told) if told else None)
-    elif not all(run.record.arguments.get("fidelity") == "only" for run in (base, new)):
+    elif _is_timed(base, new):
         yield _speed(key, before, after, fail_over, figure)
     if "method" in key:
         for field, count, name in (("match", "answer_match", "answer match"), ("eos", "eos", "EOS")):
             if before.get(count) is not None or after.get(count) is not None:
-                yield _quality(key, field, name, (before.get(count), after.get(count)), base, new)
+                yield _quality(key, field, name, count, (before, after), base, new)
+
+
+def _is_timed(*runs: SavedRun) -> bool:
+    """Whether one of them was to time anything: all but runs of ``e2e`` are."""
+    arguments = [run.record.arguments for run in runs]
+    return any(is_timed(one.get("fidelity"), one.get("rate_repeats", 1)) for one in arguments)
 
 
 def _outcome(row: Row) -> str:
@@ -286,20 +297,28 @@ def _problem(value: float | None, name: str) -> str | None:
     return f"{name} has {value:g}" if value <= 0 else None
 
 
-def _quality(key: Row, field: str, figure: str, counts: tuple[Any, Any], base: SavedRun, new: SavedRun) -> Finding:
+def _answers(run: SavedRun, arm: str, field: str) -> dict[tuple[str, str], bool]:
+    """Whether an arm's reply to an example, by name and prompt, is right or ended."""
+    return {
+        (str(sample.get("example")), str(sample.get("prompt_hash"))): bool(sample[field])
+        for sample in last_of(run.samples, "arm", "example")
+        if sample.get("arm") == arm and sample.get(field) is not None
+    }
+
+
+def _quality(key: Row, field: str, figure: str, count: str, rows: tuple[Row, Row], base: SavedRun, new: SavedRun) -> Finding:
     from sdbench.suites.statistics import mcnemar  # a second of scipy that a comparison of kernels does not need
 
-    before, after = (
-        {
-            (str(sample.get("example")), str(sample.get("prompt_hash"))): bool(sample[field])
-            for sample in last_of(run.samples, "arm", "example")
-            if sample.get("arm") == key["arm"] and sample.get(field) is not None
-        }
-        for run in (base, new)
-    )
+    before, after = (_answers(run, key["arm"], field) for run in (base, new))
+    # A run's folder may lack the replies themselves; its rows still say which questions were answered right.
+    asked = [[run.record.arguments.get(name) for name in QUESTIONS] for run in (base, new)]
+    if field == "match" and not (before and after) and asked[0] == asked[1]:
+        before, after = ({(name, ""): bool(right) for name, right in (row.get("matches") or {}).items()} for row in rows)
     common = list(before.keys() & after.keys())
     if not common:
-        return Finding("no ratio", key, figure, *counts, reason="no example in common: not tested")
+        without = " and ".join(label for label, run in (("BASE", base), ("NEW", new)) if not run.samples)
+        reason = f"no replies (samples.jsonl) in {without}: not tested" if without else "no example in common: not tested"
+        return Finding("no ratio", key, figure, rows[0].get(count), rows[1].get(count), reason=reason)
     first, second = [before[one] for one in common], [after[one] for one in common]
     lost, gained = (sum(pair == way for pair in zip(first, second, strict=True)) for way in ((True, False), (False, True)))
     p = mcnemar(first, second)
@@ -358,8 +377,11 @@ def _warnings(base: SavedRun, new: SavedRun) -> list[str]:
 
 
 def _shown(value: float | str | None) -> str:
-    return "-" if value is None else value if isinstance(value, str) else f"{value:.2f}" if isinstance(value, float) else str(value)
+    """Two decimals, and of less than 1 three figures: a KL may be small."""
+    if not isinstance(value, float):
+        return "-" if value is None else str(value)
+    return f"{value:.2f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
 
 
 def _range(spread: tuple[float, float] | None) -> str:
-    return f"{spread[0]:.2f}-{spread[1]:.2f}" if spread else "-"
+    return f"{_shown(spread[0])}-{_shown(spread[1])}" if spread else "-"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sdbench.errors import SdbenchError, UsageError
-from sdbench.suites.compare import Comparison, Finding, compare
+from sdbench.suites.compare import Comparison, Finding, _shown, compare
 
 from .made_runs import answers, arm, fidelity, product, saved
 
@@ -232,12 +232,34 @@ def test_only_examples_that_both_runs_judged_are_compared() -> None:
 
     assert match(before, after).verdict == "worse"
     other_prompt = [sample | {"prompt_hash": "other"} for sample in after]
-    for none in ([], other_prompt, answers("dense", "11111111"), answers("decode", "00000011", match=None)):
+    without = match(before, [])
+    assert (without.verdict, without.reason) == ("no ratio", "no replies (samples.jsonl) in NEW: not tested")
+    for none in (other_prompt, answers("dense", "11111111"), answers("decode", "00000011", match=None)):
         assert (match(before, none).verdict, match(before, none).reason) == ("no ratio", "no example in common: not tested")
     half = match(before, [*other_prompt[:4], *after[4:]])
     assert (half.base, half.new, half.verdict) == ("4/4", "2/4", "same")
     asked_again = [*after, *answers("decode", "11111111")]
     assert match(before, asked_again).verdict == "same"  # the last of one key holds
+
+
+def test_rows_say_what_was_right_where_the_replies_are_not_kept() -> None:
+    """The committed grids are without samples.jsonl."""
+
+    def judged(right: str) -> Any:
+        matches = {f"validation-{number}": one == "1" for number, one in enumerate(right)}
+        return arm("decode", 1.0, answer_match=right.count("1"), matches=matches)
+
+    def match(base: Any, new: Any) -> Finding:
+        return next(found for found in e2e(base, new).findings if found.figure == "answer match")
+
+    found = match(judged("1111111"), judged("0000001"))
+    assert (found.verdict, found.base, found.new) == ("worse", "7/7", "1/7")
+    assert match(judged("1111111"), judged("1111111")).verdict == "same"
+
+
+@pytest.mark.parametrize(("value", "text"), [(3.3e-05, "3.3e-05"), (0.0773, "0.0773"), (0.0, "0.00"), (24.75, "24.75"), (None, "-")])
+def test_small_figures_are_no_zeros(value: float | None, text: str) -> None:
+    assert _shown(value) == text
 
 
 def test_runs_of_other_questions_and_no_rate_are_not_equal() -> None:
