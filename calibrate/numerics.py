@@ -31,7 +31,7 @@ def require_weight(weight: Tensor, layer: str) -> None:
 @contextmanager
 def full_float32() -> Iterator[None]:
     """Inside, float32 matrix products keep all 24 bits: no TF32 on a GPU, no bf16 on a CPU, whatever the process asked for before."""
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]  # torch's stubs lack it
     before = [backend.fp32_precision for backend in backends]
     try:
         for backend in backends:

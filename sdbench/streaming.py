@@ -141,6 +141,7 @@ class _Part:
         with torch.no_grad():
             stream.fill(self._name, module, self._device)
             if self._name in stream.instead_of:
+                # Mypy takes a module's attribute for a tensor.
                 module.weight.copy_(stream.instead_of[self._name](self._name))  # type: ignore[operator]
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:

@@ -111,7 +111,7 @@ def require_matplotlib(option: str) -> None:
         SdbenchError: matplotlib is missing.
     """
     try:
-        import matplotlib.figure  # noqa: F401
+        import matplotlib.figure  # noqa: F401 - only whether it is there
     except ImportError as error:
         raise SdbenchError(f"{option} needs matplotlib ({error}): pip install 'sdbench[plots]'") from error
 

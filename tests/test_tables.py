@@ -45,7 +45,7 @@ ROWS = [
 def rendered(columns: list[Column], rows: list[list[str]], width: int, terminal: bool = False, title: str | None = None) -> list[str]:
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
     render_table(columns, rows, title, console)
-    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO, as above
 
 
 def tokens(lines: list[str]) -> set[str]:

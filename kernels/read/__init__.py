@@ -68,6 +68,7 @@ def read_bandwidth(nbytes: int, device: torch.device) -> float:
         call(buffers[0])
         if not torch.equal(sink.sum(dtype=torch.int32), buffers[0].sum(dtype=torch.int32)):
             raise RuntimeError(f"the read kernel missed some of its {nbytes} bytes")
+        # Bound by default values.
         times = graph_times([lambda buffer=buffer, call=call: call(buffer) for buffer in buffers], replays=10)  # type: ignore[misc]
         if times is not None and (best is None or times.p50 < best):
             best = times.p50

@@ -200,14 +200,14 @@ def command(
         max_tokens=max_tokens,
         chosen_task=chosen,
         data=data,
-        fidelity=fidelity,  # type: ignore[arg-type]
+        fidelity=fidelity,  # type: ignore[arg-type]  # click checked them
         judge=Judge(judge_url, judge_model) if judge_url and judge_model else None,
         harness=harness,
         profile=profile.label if profile else None,
         profile_changed=changed(),
         alternatives=target.type == "cuda" if alternatives is None else alternatives,
         rival=resolve_model(compare_model, compare_revision, target) if compare_model is not None else None,
-        **rest,  # type: ignore[arg-type]
+        **rest,  # type: ignore[arg-type]  # click checked them
     )
     if options.device_map:
         require_gpu(target, device, SPREAD)

@@ -165,7 +165,7 @@ def command(
         format=kind,
         max_tokens=max_tokens,
         shard=shard,
-        **rest,  # type: ignore[arg-type]
+        **rest,  # type: ignore[arg-type]  # click checked them
     )
     if options.device_map:
         require_gpu(target, device, SPREAD)

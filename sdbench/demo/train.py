@@ -138,6 +138,7 @@ def train(args: argparse.Namespace) -> Score:
     prompts, lengths = torch.from_numpy(stream.prompts).to(device), torch.from_numpy(stream.lengths).to(device)
     columns = torch.arange(ids.shape[1], device=device)
 
+    # Transformers' decorator hides the signature.
     model = build_model(tokenizer, args.hidden_size, args.layers).to(device)  # type: ignore[arg-type]
     forward = torch.compile(model) if args.compile else model
     decayed = [weight for weight in model.parameters() if weight.ndim > 1]

@@ -103,7 +103,7 @@ class Inspector:
                 for prefill in missing:
                     before = pruned if prefill == "pruned" else None
                     other = reply_logits(self.model, question.prompt, reply, self.every, before, pruned)
-                    found = compare(dense, other, reply)  # type: ignore[arg-type]
+                    found = compare(dense, other, reply)  # type: ignore[arg-type]  # made where any is missing
                     row = {
                         "record": "fidelity",
                         "arm": arm.name,

@@ -76,7 +76,7 @@ def _points(figure: "Figure") -> Iterator[tuple[str, list[str]]]:
                 yield name, [_told(label, across, x, up, y) for x, y in points]
         ticks = [tick.get_text() for tick in axes.get_yticklabels()]
         for bars in axes.containers:
-            for bar, tick in zip(bars.patches, ticks, strict=False):  # type: ignore[attr-defined]
+            for bar, tick in zip(bars.patches, ticks, strict=False):  # type: ignore[attr-defined]  # of bars, which have patches
                 bar.set_gid(name := next(ids))
                 yield name, [f"{tick}: {bars.get_label()}\n{across}: {bar.get_width():.6g}"]
 

@@ -158,11 +158,11 @@ def test_what_makes_no_sense_is_refused_at_once() -> None:
     with pytest.raises(SdbenchError, match="layer linear: not a part of this OneLinear"):
         Collector(OneLinear(), linears, {"decode"}, "sum_sq")
     with pytest.raises(SdbenchError, match="name prefill, decode or both"):
-        Collector(model, linears, {"decoding"}, "sum_sq")  # type: ignore[arg-type]
+        Collector(model, linears, {"decoding"}, "sum_sq")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(SdbenchError, match="name prefill, decode or both"):
         Collector(model, linears, set(), "sum_sq")
     with pytest.raises(SdbenchError, match="'norms'"):
-        Collector(model, linears, {"decode"}, "norms")  # type: ignore[arg-type]
+        Collector(model, linears, {"decode"}, "norms")  # type: ignore[arg-type]  # wrong on purpose
 
 
 class Fork(nn.Module):

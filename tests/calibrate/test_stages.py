@@ -1,15 +1,17 @@
+from typing import Any
+
 import torch
 
 from sdbench.calibrate import stages
 from sdbench.calibrate.stages import Stages
 
 
-def test_only_what_it_takes_to_make_an_item_counts(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_only_what_it_takes_to_make_an_item_counts(monkeypatch: Any) -> None:
     now = [0.0]
     monkeypatch.setattr(stages, "clock", lambda device: now[0])
     found = Stages(torch.device("cpu"))
 
-    def items():  # type: ignore[no-untyped-def]
+    def items() -> Any:
         for number in range(3):
             now[0] += 1
             yield number

@@ -25,7 +25,7 @@ def test_ways_to_share_out_exclude_each_other(others, sdbench):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 class TestTwoGpus:
     @pytest.fixture
-    def call(self, sdbench, checkpoint) -> Any:  # type: ignore[no-untyped-def]
+    def call(self, sdbench: Any, checkpoint: Any) -> Any:
         model = checkpoint(num_hidden_layers=6)
 
         def run(command: str, *arguments: Any) -> dict[str, Any]:

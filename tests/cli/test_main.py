@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -56,7 +57,7 @@ def test_help_shows_an_example_and_imports_nothing_heavy(command: str, tmp_path:
     assert command == "env" or any(line.strip().removeprefix("Example: ").startswith("sdbench ") for line in done.stdout.splitlines())
 
 
-def test_examples_are_not_folded_on_a_terminal_of_80_columns(sdbench, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_examples_are_not_folded_on_a_terminal_of_80_columns(sdbench: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("e2e", "kernels", "report", "compare"):
         examples = importlib.import_module(f"sdbench.cli.{name}").command.help.partition("\b\n")[2].splitlines()
@@ -103,7 +104,7 @@ def test_help_answers_at_once(tmp_path: Path) -> None:
     pytest.fail(f"CPU seconds: {times}")
 
 
-def test_the_list_of_commands_says_what_their_own_pages_say(sdbench) -> None:  # type: ignore[no-untyped-def]
+def test_the_list_of_commands_says_what_their_own_pages_say(sdbench: Any) -> None:
     listed = sdbench("--help").out
     for name, line in cli.COMMANDS.items():
         command = importlib.import_module(f"sdbench.cli.{name}").command
@@ -111,7 +112,7 @@ def test_the_list_of_commands_says_what_their_own_pages_say(sdbench) -> None:  #
         assert f" {name} " in listed
 
 
-def test_version(sdbench) -> None:  # type: ignore[no-untyped-def]
+def test_version(sdbench: Any) -> None:
     done = sdbench("--version")
     assert (done.code, done.err) == (0, "") and __version__ in done.out
 
@@ -126,7 +127,7 @@ def test_version(sdbench) -> None:  # type: ignore[no-untyped-def]
         ("env --jsn", ["No such option", "--json"]),
     ],
 )
-def test_a_misspelling_is_answered_with_the_right_spelling(arguments, messages, sdbench) -> None:  # type: ignore[no-untyped-def]
+def test_a_misspelling_is_answered_with_the_right_spelling(arguments: Any, messages: Any, sdbench: Any) -> None:
     sdbench(*arguments.split()).refuses(2, *messages)
 
 
@@ -142,7 +143,7 @@ def test_a_misspelling_is_answered_with_the_right_spelling(arguments, messages, 
         (ValueError("first\nsecond"), 1, "unexpected ValueError: first second (SDBENCH_DEBUG=1 shows where)"),
     ],
 )
-def test_every_error_is_one_line(error, code, line, sdbench, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_every_error_is_one_line(error: Any, code: Any, line: Any, sdbench: Any, monkeypatch: Any) -> None:
     def fail(**options: object) -> None:
         raise error
 
@@ -151,7 +152,7 @@ def test_every_error_is_one_line(error, code, line, sdbench, monkeypatch) -> Non
     assert (done.code, done.out, done.err) == (code, "", f"sdbench: error: {line}\n")
 
 
-def test_debugging_shows_where(sdbench, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_debugging_shows_where(sdbench: Any, monkeypatch: Any) -> None:
     def fail(**options: object) -> None:
         raise ValueError("inside")
 
@@ -178,5 +179,5 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
         (("prune", "--pattern", "2:4", "--pattern", "4:8", "--output", "out"), "--pattern is given 2 times, and prune takes one"),
     ],
 )
-def test_of_several_patterns_none_is_dropped_without_a_word(arguments, line, sdbench) -> None:  # type: ignore[no-untyped-def]
+def test_of_several_patterns_none_is_dropped_without_a_word(arguments: Any, line: Any, sdbench: Any) -> None:
     sdbench(*arguments).refuses(2, line)

@@ -236,7 +236,7 @@ def test_a_layer_whose_file_is_torn_is_pruned_again(sdbench, checkpoint, tmp_pat
 
 
 @pytest.fixture
-def interrupted(sdbench, monkeypatch) -> Callable[..., None]:  # type: ignore[no-untyped-def]
+def interrupted(sdbench: Any, monkeypatch: Any) -> Callable[..., None]:
     """Runs the command until Ctrl-C comes, once so many layers are pruned."""
 
     def call(layers: int, *arguments: Any) -> None:

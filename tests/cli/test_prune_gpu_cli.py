@@ -18,7 +18,7 @@ SMALL = ("--calibration-examples", 5, "--max-tokens", 12, "--prompt-tokens", 5)
 
 
 @pytest.fixture
-def pruned(sdbench) -> Any:  # type: ignore[no-untyped-def]
+def pruned(sdbench: Any) -> Any:
     def call(*arguments: Any) -> dict[str, Any]:
         about_calibration = () if "magnitude" in arguments else SMALL
         done = sdbench("prune", "--json", "--device", "cuda", *about_calibration, *arguments)

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def call(sdbench) -> Callable[..., dict[str, Any]]:  # type: ignore[no-untyped-def]
+def call(sdbench: Any) -> Callable[..., dict[str, Any]]:
     def run(*arguments: Any) -> dict[str, Any]:
         done = sdbench("prune", "--json", *SMALL, *arguments)
         assert done.code == 0, done.err
@@ -35,7 +35,7 @@ def call(sdbench) -> Callable[..., dict[str, Any]]:  # type: ignore[no-untyped-d
 
 
 @pytest.fixture
-def collected(call, checkpoint) -> Callable[..., Path]:  # type: ignore[no-untyped-def]
+def collected(call: Any, checkpoint: Any) -> Callable[..., Path]:
     """Collects some shards of a tiny model into ``shards``."""
 
     def run(count: int, *arguments: Any, only: tuple[int, ...] = ()) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_json(sdbench, pruned):
 
 
 def test_a_dense_checkpoint_with_zeros(sdbench, checkpoint):
-    def zero(model) -> None:  # type: ignore[no-untyped-def]
+    def zero(model: Any) -> None:
         for name, parameter in model.named_parameters():
             if "_proj" in name:
                 parameter.view(-1, 4)[:, 1:3] = 0
@@ -71,7 +72,7 @@ def test_a_dense_checkpoint_with_zeros(sdbench, checkpoint):
 
 
 def test_transposed(sdbench, checkpoint):
-    def zero(model) -> None:  # type: ignore[no-untyped-def]
+    def zero(model: Any) -> None:
         for name, parameter in model.named_parameters():
             if "_proj" in name:
                 rows = torch.arange(len(parameter))

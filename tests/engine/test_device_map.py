@@ -107,7 +107,7 @@ def test_decode_times_the_eager_loop():
         targets=(),
         ignore=(),
         seed=0,
-        device_map={"": CPU},  # type: ignore[arg-type]
+        device_map={"": CPU},  # type: ignore[arg-type]  # a map in place of a strategy's name
     )
     rows = run(options, None, Progress())
     ways = [("dense", FUSED, 4), ("dense", EAGER, 4), ("dense", EAGER, 8), ("2:4", EAGER, 4), ("2:4", EAGER, 8)]
@@ -121,8 +121,8 @@ def test_a_gpu_is_switched_to_only_where_it_is_another(on_gpu, current, switched
     seen = []
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext(seen.append(tensor)))
-    tensor = SimpleNamespace(is_cuda=on_gpu, get_device=lambda: 1)
-    with devices.at_device_of(tensor):  # type: ignore[arg-type]
+    tensor: Any = SimpleNamespace(is_cuda=on_gpu, get_device=lambda: 1)
+    with devices.at_device_of(tensor):
         assert seen == [tensor] * switched
 
 

@@ -1,6 +1,6 @@
 """Packed linears in a live model: the phase says which way they run, launches are counted, and the model comes back as it was."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,6 +51,7 @@ def test_the_phase_decides_and_not_the_number_of_tokens() -> None:
     x = torch.randn(1, 1, 8)
     pruned = nn.functional.linear(x, torch.where(keep_mask(linear.weight, PATTERN), linear.weight, 0), linear.bias)
     for prefill, expected in (("pruned", pruned), ("dense", linear(x))):
+        # One of both, mypy takes it for any str.
         with torch.no_grad(), packed_linears(model, {"0": packed(linear.weight)}, prefill) as modules:  # type: ignore[arg-type]
             with phase("prefill"):
                 assert torch.equal(model(x), expected)
@@ -121,8 +122,11 @@ def test_a_wrong_product_of_a_prompt_never_gets_into_a_model(monkeypatch: pytest
     """On a GPU another variant takes it than a few tokens."""
     model = nn.Sequential(nn.Linear(8, 3, bias=False))
     weights = {"0": packed(torch.eye(3, 8) + 1)}
-    found = lambda weight: lambda x: spmm(weight, x) * (1 if len(x) <= FEW_TOKENS else 1.001)  # noqa: E731
-    monkeypatch.setattr("sdbench.engine.packed_linear.BoundSpmm", found)
+
+    def bound(weight: PackedWeight) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: spmm(weight, x) * (1 if len(x) <= FEW_TOKENS else 1.001)
+
+    monkeypatch.setattr("sdbench.engine.packed_linear.BoundSpmm", bound)
     with pytest.raises(CheckFailed, match="layer 0: the packed product of 33 tokens is wrong"), packed_linears(model, weights, "pruned"):
         pass
     # A prompt on the original weights is no product of packed ones.
@@ -168,7 +172,7 @@ def test_launches_are_on_the_layer_s_device(monkeypatch: pytest.MonkeyPatch) -> 
     weight = packed(model[0].weight)
     with torch.no_grad(), packed_linears(model, {"0": weight}, "pruned"):
         for name in ("prefill", "decode"):
-            with phase(name):  # type: ignore[arg-type]
+            with phase(name):
                 model(torch.ones(1, 8))
     numbers = [3, 8, 2, 4]
     _compiled_spmv(torch.ones(8), *weight.tensors, numbers, "reference")

@@ -79,6 +79,7 @@ def test_weights_are_counted_once_and_give_the_ratio_of_the_config(tiny_qwen3: P
     assert dense["originals"] is None
     found: dict[str, dict[str, Any]] = {}
     for prefill in ("pruned", "dense"):
+        # One of both, mypy takes it for any str.
         with packed_linears(model.model, packed(model.model), prefill) as modules:  # type: ignore[arg-type]
             found[prefill] = weights_memory(model, modules, FusedDecoder(model.model, 32))
             eager = weights_memory(model, modules, named(EAGER, model.model, modules, 32))

@@ -1,5 +1,6 @@
 """Linears of one input that multiply together: the same products, fewer of them."""
 
+from typing import Any
 from weakref import ref
 
 import pytest
@@ -70,9 +71,9 @@ def test_a_prompt_takes_four_products_a_layer_and_gives_the_same_logits(tiny_lla
     products: list[int] = []
     multiply = BoundSpmm.__call__
 
-    def counted(self: BoundSpmm, x: Tensor, *others: object) -> Tensor:
+    def counted(self: BoundSpmm, x: Tensor, *others: Any) -> Tensor:
         products.append(self.packed.out_features)
-        return multiply(self, x, *others)  # type: ignore[arg-type]
+        return multiply(self, x, *others)
 
     def reply() -> tuple[int, ...]:
         products.clear()
@@ -107,8 +108,8 @@ def test_a_wrong_product_of_siblings_never_gets_into_a_model(tiny_llama, monkeyp
     }
     multiply = BoundSpmm.__call__
 
-    def wrong(self: BoundSpmm, x: Tensor, *others: object) -> Tensor:
-        y = multiply(self, x, *others)  # type: ignore[arg-type]
+    def wrong(self: BoundSpmm, x: Tensor, *others: Any) -> Tensor:
+        y = multiply(self, x, *others)
         if self.packed.out_features == 256:
             y[..., -1] *= 2
         return y

@@ -111,7 +111,8 @@ class Launches(CompiledKernel):
 @pytest.mark.parametrize("words", [0, 1])
 def test_a_kernel_that_is_not_looked_up_again_gets_the_same_arguments(words: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of its parameters, and only where they are what it was compiled for: aligned, on the current GPU, of this layout."""
-    kernel, found, current = Launches(), {}, [None]
+    current: list[int | None] = [None]
+    kernel, found = Launches(), {}
     monkeypatch.setattr("sdbench.kernels.spmm.expand._COMPILED", found)
     monkeypatch.setattr("sdbench.kernels.spmm.expand." + ("words_kernel" if words else "expand_kernel"), kernel)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
@@ -126,7 +127,7 @@ def test_a_kernel_that_is_not_looked_up_again_gets_the_same_arguments(words: int
         expand(weight, slice(3, 19), into, config)
         return kernel.looked_up - before
 
-    current[0] = 1  # type: ignore[call-overload]
+    current[0] = 1
     assert looked_up(packed, dense) == 1 and not found, "compiled for another GPU"
     current[0] = None
     assert [looked_up(packed, dense) for _ in range(2)] == [1, 0]

@@ -42,7 +42,7 @@ def test_windows_are_cut_across_documents_with_eos_between() -> None:
 
 def test_no_more_is_tokenised_than_needed() -> None:
     windows(["1 2 3 4 5 6 7 8 9"], TOKENIZER, 1, 4)
-    windows(["1 2 3 4 5 6 7 8 9", None], TOKENIZER, 1, 4)  # type: ignore[list-item]
+    windows(["1 2 3 4 5 6 7 8 9", None], TOKENIZER, 1, 4)  # type: ignore[list-item]  # what a damaged file may hold
 
 
 def test_a_corpus_that_is_too_short() -> None:

@@ -208,6 +208,7 @@ class TestDiagnosis:
         pruned = dict(prune_linears(linears, {}, wanted.pattern, "magnitude"))
         found = {row["layer"]: row for row in outcome.layers if row["arm"] == "magnitude"}
         for name, linear in linears.items():
+            # There, since it was collected.
             expected = reconstruction_error(linear.weight.detach(), pruned[name].weight, decode[name].hessian)  # type: ignore[arg-type]
             assert found[name]["reconstruction_error"] == pytest.approx(expected, rel=1e-4)
             assert found[name]["discrepancy"] is None  # nothing was calibrated

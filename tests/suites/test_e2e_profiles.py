@@ -41,7 +41,7 @@ def test_paper_samples_and_has_four_patterns() -> None:
     assert paper.patterns == ["2:4", "4:8", "8:16", "16:32"]
     defaults = paper.defaults()
     assert (defaults["method"], defaults["calib"], defaults["pattern"]) == ("sparsegpt", ["decode"], "2:4")
-    assert float(defaults["temperature"]) > 0  # type: ignore[arg-type]
+    assert float(defaults["temperature"]) > 0  # type: ignore[arg-type]  # defaults are of any type
 
 
 def test_help_names_every_profile_and_profiles_every_option() -> None:

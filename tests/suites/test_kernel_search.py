@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
@@ -21,22 +22,22 @@ from sdbench.suites.kernels.suite import KernelRun, run
 from sdbench.timing import Times
 
 
-def operand():  # type: ignore[no-untyped-def]
+def operand() -> Any:
     return make_operand((8, 32), torch.float32, Pattern(2, 4), torch.device("cpu"), 0)
 
 
-def fake(launch) -> Variant:  # type: ignore[no-untyped-def]
+def fake(launch: Any) -> Variant:
     return Variant("spmv", "fake", "for a test", launch, space=lambda p: [{"a": 1}, {"a": 2}], default=lambda p: {"a": 1}, needs="torch")
 
 
-def right(packed, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:  # type: ignore[no-untyped-def]
+def right(packed: Any, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:
     return y.copy_(packed.unpack().float() @ x)
 
 
 def test_a_nan_in_the_output_is_incorrect() -> None:
     """CASES 5."""
 
-    def launch(packed, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    def launch(packed: Any, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:
         right(packed, x, y, config)[3] = math.nan
         return y
 
@@ -49,7 +50,7 @@ def test_a_nan_in_the_output_is_incorrect() -> None:
 def test_a_read_beside_x_is_incorrect_even_times_zero(place: int) -> None:
     """CASES 11."""
 
-    def launch(packed, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    def launch(packed: Any, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:
         beside = x.as_strided((1,), (1,), x.storage_offset() + place)
         return right(packed, x, y, config).add_(0 * beside)
 
@@ -65,7 +66,7 @@ def test_what_goes_wrong_on_the_second_call_is_incorrect() -> None:
     """CASES 8: a kernel that accumulates into something it keeps is right once."""
     kept = torch.zeros(8)
 
-    def launch(packed, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    def launch(packed: Any, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:
         return y.copy_(kept.add_(packed.unpack().float() @ x))
 
     assert check(fake(launch), operand(), {}, torch.Generator()).outcome == "incorrect"
@@ -74,7 +75,7 @@ def test_what_goes_wrong_on_the_second_call_is_incorrect() -> None:
 def test_one_bad_config_is_recorded_and_the_good_one_wins() -> None:
     """CASES 10."""
 
-    def launch(packed, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    def launch(packed: Any, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:
         if config["a"] == 1:
             raise triton.CompilationError(None, None, "no such instruction")
         return right(packed, x, y, config)
@@ -163,7 +164,7 @@ def test_a_quick_search_takes_the_same_few_configs_of_every_part_of_a_space() ->
 def test_what_the_variant_raises_otherwise_is_no_outcome_of_a_check() -> None:
     """The runner makes it a crash, and ends a process whose device it may have spoilt."""
 
-    def launch(packed, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    def launch(packed: Any, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:
         raise RuntimeError("an illegal memory access was encountered")
 
     with pytest.raises(RuntimeError, match="illegal memory access"):

@@ -132,7 +132,7 @@ class TestPlaces:
             return [{"question": "1 + 1?\u2028", "answer": "#### 2"}]
 
         library = ModuleType("datasets")
-        library.load_dataset, library.disable_progress_bars = load_dataset, lambda: None  # type: ignore[attr-defined]
+        library.load_dataset, library.disable_progress_bars = load_dataset, lambda: None  # type: ignore[attr-defined]  # a stand-in module
         monkeypatch.setitem(sys.modules, "datasets", library)
         for _ in range(2):
             path = locate(find_task("gsm8k"), None, told.append)
@@ -147,7 +147,7 @@ class TestPlaces:
             raise ConnectionError("no\nroute")
 
         library = ModuleType("datasets")
-        library.load_dataset, library.disable_progress_bars = load_dataset, lambda: None  # type: ignore[attr-defined]
+        library.load_dataset, library.disable_progress_bars = load_dataset, lambda: None  # type: ignore[attr-defined]  # a stand-in module
         monkeypatch.setitem(sys.modules, "datasets", library)
         with pytest.raises(SdbenchError, match="FudanSELab/ClassEval cannot be fetched from the hub: no route"):
             locate(find_task("classeval"), None, silent)
