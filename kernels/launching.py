@@ -62,13 +62,13 @@ def pointer_type(dtype: torch.dtype) -> str:
     return "*" + _TRITON_TYPES[dtype]
 
 
-_SCRATCH: dict[tuple[str, torch.device, int, torch.dtype], list[Tensor]] = {}
+_SCRATCH: dict[tuple[str, torch.device, int, torch.dtype], dict[tuple[int, int], Tensor]] = {}
 
 
 def scratch(use: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory of one launch, shared by the launches of a stream, which run one after the other; uninitialised.
 
-    What became too small is kept: a captured CUDA graph may still hold its address.
+    What became too small is kept where a captured CUDA graph may hold its address: not on the default stream, which cannot be captured.
 
     Args:
         use: What for; uses do not share.
@@ -78,7 +78,15 @@ def scratch(use: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.
     """
     # Triton's way to the stream takes a tenth of torch's time.
     stream = triton.runtime.driver.active.get_current_stream(device.index) if device.type == "cuda" else 0
-    made, needed = _SCRATCH.setdefault((use, device, stream, dtype), []), shape[0] * shape[1]
-    if not made or made[-1].numel() < needed:
-        made.append(torch.empty(needed, dtype=dtype, device=device))
-    return made[-1].as_strided(shape, (shape[1], 1))
+    views = _SCRATCH.setdefault((use, device, stream, dtype), {})
+    found = views.get(shape)
+    if found is None:
+        largest = max(views.values(), key=lambda view: view.untyped_storage().nbytes(), default=None)
+        if largest is None or largest.untyped_storage().nbytes() < shape[0] * shape[1] * dtype.itemsize:
+            if not stream:
+                views.clear()
+            found = torch.empty(shape, dtype=dtype, device=device)
+        else:
+            found = largest.as_strided(shape, (shape[1], 1))
+        views[shape] = found
+    return found

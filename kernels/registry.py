@@ -106,6 +106,8 @@ class Variant:
         compile_source: For compile-only checks; None for variants without a kernel of ours.
         prepare: Makes the operand; variants with one and the same function share their operands.
         tokens: Fewest and most rows of x that it is for; None for no limit.
+        bind: ``bind(operand, config)`` gives what multiplies x ``[..., in]`` into ``[..., out]``, in the operand's dtype, again and again:
+            it holds what its calls share. None where ``launch`` has nothing to hold.
     """
 
     kernel: str
@@ -119,6 +121,7 @@ class Variant:
     compile_source: Callable[[Problem, Config], CompileSource] | None = None
     prepare: Prepare = as_it_is
     tokens: tuple[int, int | None] = (1, 1)
+    bind: Callable[[Any, Config], Callable[[Tensor], Tensor]] | None = None
 
     def serves(self, tokens: int) -> bool:
         """Whether it is for so many rows of x."""

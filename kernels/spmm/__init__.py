@@ -1,5 +1,6 @@
 """Y = X W^T for a packed N:M weight and any number of tokens, without a dense copy that stays: prompts and small batches."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -43,12 +44,12 @@ class BoundSpmm:
     Attributes:
         packed: W, ``[out, in]`` in kernel form.
         variant: ``"auto"``, or a registered name.
-        found: By numbers of tokens that have come already.
+        found: By numbers of tokens that have come already; with what the variant bound, where it binds.
     """
 
     packed: PackedWeight
     variant: str = "auto"
-    found: dict[int, tuple[Variant, Config]] = field(default_factory=dict)
+    found: dict[int, tuple[Variant, Config, Callable[[Tensor], Tensor] | None]] = field(default_factory=dict)
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """Multiplies ``[..., in]`` into ``[..., out]``; see :func:`spmm`."""
@@ -57,24 +58,28 @@ class BoundSpmm:
             raise SdbenchError(f"spmm multiplies rows of {packed.in_features} elements, not a tensor of shape {tuple(x.shape)}")
         if x.device != packed.device:
             raise SdbenchError(f"spmm: x is on {x.device}, the weight on {packed.device}")
-        rows = x.reshape(-1, packed.in_features)
-        tokens = rows.shape[0]
-        y = torch.empty(tokens, packed.out_features, dtype=out_dtype or x.dtype, device=x.device)
-        if tokens:
-            if tokens not in self.found:
-                self.found[tokens] = self._find(tokens)
-            chosen, config = self.found[tokens]
-            found = chosen.launch(packed, rows, y, config)
-            y = found if found.dtype == y.dtype else found.to(y.dtype)
-        return y.view(*x.shape[:-1], packed.out_features)
+        tokens, wanted = x.numel() // packed.in_features, out_dtype or x.dtype
+        if not tokens:
+            return x.new_empty(*x.shape[:-1], packed.out_features, dtype=wanted)
+        if tokens not in self.found:
+            self.found[tokens] = self._find(tokens)
+        chosen, config, bound = self.found[tokens]
+        if bound:
+            y = bound(x)
+        else:
+            rows = x.reshape(tokens, packed.in_features)
+            y = chosen.launch(packed, rows, rows.new_empty(tokens, packed.out_features, dtype=wanted), config)
+            y = y.view(*x.shape[:-1], packed.out_features)
+        return y if y.dtype == wanted else y.to(wanted)
 
-    def _find(self, tokens: int) -> tuple[Variant, Config]:
+    def _find(self, tokens: int) -> tuple[Variant, Config, Callable[[Tensor], Tensor] | None]:
         packed = self.packed
         chosen = registry.find("spmm", auto_variant(packed, tokens) if self.variant == "auto" else self.variant)
         refusal = can_run(chosen.needs, packed.device) or chosen.constraint(problem_of(packed, tokens))
         if refusal:
             raise SdbenchError(f"spmm variant {chosen.name}: {refusal}")
-        return chosen, config_for(packed, chosen, tokens)
+        config = config_for(packed, chosen, tokens)
+        return chosen, config, chosen.bind and chosen.bind(packed, config)
 
 
 def spmm(packed: PackedWeight, x: Tensor, variant: str = "auto", *, out_dtype: torch.dtype | None = None) -> Tensor:

@@ -7,9 +7,11 @@ Two kernels write the same rows: one loads a value for every column; where a mas
 the other has a thread unfold whole words in registers (``unfold.py``).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -27,9 +29,8 @@ from sdbench.pattern import WORD
 PIECE_BYTES = 50 << 20
 """Bytes of a piece at most: whole matrices of a small model, since each piece is two more launches."""
 
-
-_COMPILED: dict[tuple[object, ...], tuple[Any, tuple[Any, ...]]] = {}
-"""Kernels for operands at multiples of 16 bytes, as Triton compiles them, with the values of their compile-time arguments, in order."""
+_Kept = tuple[Callable[..., object], tuple[Any, ...]]
+"""A compiled kernel on its grid, and the values of its compile-time arguments, in order."""
 
 
 @triton.jit(do_not_specialize=["first_row", "rows"])
@@ -93,7 +94,8 @@ def words_kernel(
 
 def _constexprs(problem: Problem, config: Config, nvidia: bool) -> dict[str, Any]:
     assert problem.pattern is not None
-    kept = problem.pattern.kept_per_word
+    # Permutes have the most to do in the largest groups.
+    kept, large = problem.pattern.kept_per_word, problem.pattern.group == WORD
     common = {"OUT": problem.out_features, "IN": problem.in_features}
     if config["words"]:
         return common | {
@@ -102,8 +104,8 @@ def _constexprs(problem: Problem, config: Config, nvidia: bool) -> dict[str, Any
             "BLOCK_OUT": config["block_out"],
             "BLOCK_WORDS": config["block_in"] // WORD,
             "NVIDIA": nvidia,
-            "ROOM": room_ptx(problem.pattern, config["block_out"] * config["block_in"] // WORD // 32) if nvidia else "",
-            "UNFOLD": unfold_ptx(problem.pattern) if nvidia else "",
+            "ROOM": room_ptx(config["block_out"] * config["block_in"] // WORD // 32) if nvidia and large else "",
+            "UNFOLD": unfold_ptx(problem.pattern, large) if nvidia else "",
         }
     return common | {
         "KEPT": kept,
@@ -123,45 +125,78 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
         config: ``block_out`` rows and ``block_in`` columns a program, powers of two, 128 columns at least where ``words`` is 1, which
             unfolds whole words.
     """
-    count = rows.stop - rows.start
-    # A prompt makes hundreds of products, and Triton takes longer to find a kernel again than to launch it (and its cdiv, than to divide).
-    grid = -(-count // config["block_out"]), -(-packed.in_features // config["block_in"]), 1
-    key = (packed.pitch, packed.in_features, packed.dtype, packed.pattern, packed.device, *config.values())
-    aligned = not (packed.mask_words.data_ptr() | packed.values.data_ptr() | dense.data_ptr()) % 16
-    if aligned and key in _COMPILED:
-        compiled, constexprs = _COMPILED[key]
-        compiled[grid](packed.mask_words, packed.values, dense, rows.start, count, *constexprs)
-        return dense
+    _launch(packed, rows, dense, config)
+    return dense
+
+
+def _launch(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> _Kept | None:
+    """Fills dense, and gives what fills it again without Triton's look-up, which takes longer than the launch; None where Triton has to."""
+    grid = -(-(rows.stop - rows.start) // config["block_out"]), -(-packed.in_features // config["block_in"]), 1
     # A kernel asks for OUT only to step from a word to the next.
     problem = Problem(packed.pitch, packed.in_features, packed.dtype, packed.pattern, 1)
     kernel, named, values, target = expand_kernel, _constexprs(problem, config, on_nvidia()), packed.values, dense
     if config["words"]:
         kernel, values, target = words_kernel, values.view(torch.int64), dense.view(torch.int64)
-    compiled = kernel[grid](packed.mask_words, values, target, rows.start, count, **named, num_warps=config["num_warps"])
+    operands = packed.mask_words, values, target, rows.start, rows.stop - rows.start
+    compiled = kernel[grid](*operands, **named, num_warps=config["num_warps"])
     # The interpreter compiles nothing, and kernels that are compiled side by side come later; one belongs to the GPU that was current.
-    if aligned and isinstance(compiled, CompiledKernel) and packed.device.index == torch.cuda.current_device():
-        _COMPILED[key] = compiled, tuple(named.values())
-    return dense
+    if not isinstance(compiled, CompiledKernel) or packed.device.index != torch.cuda.current_device():
+        return None
+    return compiled[grid], tuple(named.values())
 
 
-def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor:
-    """``[tokens, out]`` = x W^T in the weight's dtype, accumulated as torch accumulates: in y, where that has this dtype.
+class Expanded:
+    """A packed weight times many tokens, with what its calls share: a prompt makes hundreds of products, and is not to wait for the host.
 
     Args:
         packed: W ``[out, in]``, any pattern and dtype.
-        x: ``[tokens, in]``; multiplied in the weight's dtype, without a gradient, as by the other kernels.
-        y: ``[tokens, out]``, any float dtype.
         config: As in :func:`expand`, and ``piece`` rows at a time.
     """
-    narrow = x.detach() if x.requires_grad else x
-    narrow = narrow if x.dtype == packed.dtype else narrow.to(packed.dtype)
-    found = y if y.dtype == packed.dtype else torch.empty_like(y, dtype=packed.dtype)
-    for start in range(0, packed.out_features, config["piece"]):
-        rows = slice(start, min(start + config["piece"], packed.out_features))
-        shape = rows.stop - rows.start, packed.in_features
-        dense = expand(packed, rows, scratch("expanded rows", shape, packed.dtype, packed.device), config)
-        torch.mm(narrow, dense.T, out=found if shape[0] == packed.out_features else found[:, rows])
-    return found
+
+    def __init__(self, packed: PackedWeight, config: Config):
+        self._packed, self._config = packed, config
+        starts = range(0, packed.out_features, config["piece"])
+        self._pieces = [slice(start, min(start + config["piece"], packed.out_features)) for start in starts]
+        self._kept: dict[int, _Kept] = {}
+        self._lay: tuple[int, ...] = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[..., out]`` = x W^T in the weight's dtype, accumulated as torch accumulates.
+
+        Args:
+            x: ``[..., in]``; multiplied in the weight's dtype, without a gradient, as by the other kernels.
+        """
+        packed = self._packed
+        narrow = x.detach() if x.requires_grad else x
+        narrow = narrow if x.dtype == packed.dtype else narrow.to(packed.dtype)
+        if len(self._pieces) == 1:
+            return F.linear(narrow, self._rows(0))
+        y = narrow.new_empty(*x.shape[:-1], packed.out_features)
+        rows, found = narrow.reshape(-1, packed.in_features), y.view(-1, packed.out_features)
+        for place, piece in enumerate(self._pieces):
+            torch.mm(rows, self._rows(place).T, out=found[:, piece])
+        return y
+
+    def _rows(self, place: int) -> Tensor:
+        """Dense rows of a piece, until the next launch."""
+        packed, piece = self._packed, self._pieces[place]
+        dense = scratch("expanded rows", (piece.stop - piece.start, packed.in_features), packed.dtype, packed.device)
+        # Weights that were moved, or became rows of a stack, are not what the kernel was compiled for.
+        lay = packed.mask_words.data_ptr(), packed.values.data_ptr(), packed.pitch
+        if lay != self._lay:
+            self._lay, self._kept = lay, {}
+        kept = self._kept.get(place)
+        if kept:
+            run, constexprs = kept
+            run(packed.mask_words, packed.values, dense, piece.start, piece.stop - piece.start, *constexprs)
+        elif kept := _launch(packed, piece, dense, self._config):
+            self._kept[place] = kept
+        return dense
+
+
+def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor:
+    """``[tokens, out]`` = x W^T, not in y; see :class:`Expanded`."""
+    return Expanded(packed, config)(x)
 
 
 def default(problem: Problem) -> Config:
@@ -203,5 +238,6 @@ register(
         default=default,
         compile_source=compile_source,
         tokens=(2, None),
+        bind=Expanded,
     )
 )

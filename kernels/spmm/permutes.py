@@ -5,7 +5,8 @@ values those are is known where the pattern fixes how many lie above (1:4 and 2:
 of bits, but not often: the upper half of a group begins at the group's first value and the lower half ends at its last one, whatever the
 mask; of a group of 16, only the lower nibble of the upper half and the upper nibble of the lower half depend on it.
 
-In groups of 32 too much would slide. There each value takes a way through shared memory, where a register can say which place is meant.
+In groups of 32 much slides, by 4 values and by 2 and by what is left. The other way goes through shared memory, where a register can say
+which place is meant: each value to its column, and the columns back.
 
 Zeros where a word's mask is 0 (what a guarded load gives past an edge, with zeros for values).
 """
@@ -62,27 +63,29 @@ class _Code:
             found += [both, self.emit("shr.u32", both, 16)]
         return found
 
-    def slide(self, window: Window, counts: str, rest: str, bit: int, wanted: int) -> Window:
-        """A window of ``wanted`` registers past as many values as a nibble of ``counts`` says, 0 to 4.
+    def slide(self, window: Window, counts: str, rest: str, bit: int, width: int, wanted: int) -> Window:
+        """A window of ``wanted`` registers past as many values as a field of ``counts`` says, 0 to ``width``.
 
-        By 2 values through a selection of registers; by what is left, 0 to 2, through a funnel shift. Where the window has no such
+        By 4 and by 2 values through selections of registers; by what is left, 0 to 2, through a funnel shift. Where the window has no such
         register, no mask asks for its values.
 
         Args:
             window: From where.
-            counts: Numbers of values.
-            rest: In the same nibbles what the selection leaves: 0, 1 or 2.
-            bit: Lowest bit of the nibble.
+            counts: Fields of ``width`` bits, numbers of values.
+            rest: In the same fields what selections leave: 0, 1 or 2.
+            bit: Lowest bit of the field.
+            width: 4 or 8.
             wanted: Registers.
         """
         registers, forward = window
-        some, past = self.emit("and.b32", counts, 0b0110 << bit), f"p{self.predicates}"
-        self.predicates += 1
-        self.lines.append(f"setp.ne.u32 {past}, {some}, 0;")
-        registers = [
-            self.emit("selp.b32", registers[place + 1], register, past) if place + 1 < len(registers) else register
-            for place, register in enumerate(registers[: wanted + 1])
-        ]
+        for step, bits in ((2, 0b1100), (1, 0b1010)) if width == 8 else ((1, 0b0110),):
+            some, past = self.emit("and.b32", counts, bits << bit), f"p{self.predicates}"
+            self.predicates += 1
+            self.lines.append(f"setp.ne.u32 {past}, {some}, 0;")
+            registers = [
+                self.emit("selp.b32", registers[place + step], register, past) if place + step < len(registers) else register
+                for place, register in enumerate(registers[: wanted + step])
+            ]
         field = self.emit("shr.u32", rest, bit - 4) if bit > 4 else rest if bit == 4 else self.emit("shl.b32", rest, 4)
         shift, moved = self.emit("and.b32", field, 0x30), []
         for place in range(wanted):
@@ -114,34 +117,40 @@ def _by_nibbles(code: _Code, keep: int) -> list[str]:
 
 
 def _nibble_windows(code: _Code, pattern: Pattern) -> list[Window | None]:
-    """The values of each nibble in groups of up to 16 columns, two registers at most; None where a group is a nibble."""
+    """The values of each nibble, two registers at most; None where a group is a nibble."""
     windows: list[Window | None] = [None] * QUADS
     if pattern.group == 4:
         return windows
-    counts = rest = ""
-    if pattern.group == 16:
+    # By the width of a field of the mask: set bits of each, and what selections leave of them to a funnel shift.
+    fields = {}
+    if pattern.group > 8:
         pairs = code.emit("sub.u32", "m", code.emit("and.b32", code.emit("shr.u32", "m", 1), 0x55555555))
         upper = code.emit("and.b32", code.emit("shr.u32", pairs, 2), 0x33333333)
-        counts = code.emit("add.u32", code.emit("and.b32", pairs, 0x33333333), upper)
-        two = code.emit("and.b32", code.emit("shr.u32", counts, 1), 0x22222222)
-        rest = code.emit("or.b32", code.emit("and.b32", counts, 0x11111111), two)
+        nibbles = code.emit("add.u32", code.emit("and.b32", pairs, 0x33333333), upper)
+        odd, two = code.emit("and.b32", nibbles, 0x11111111), code.emit("and.b32", code.emit("shr.u32", nibbles, 1), 0x22222222)
+        fields[4] = nibbles, code.emit("or.b32", odd, two)
+    if pattern.group > 16:
+        both = code.emit("add.u32", nibbles, code.emit("shr.u32", nibbles, 4))
+        octets = code.emit("and.b32", both, 0x0F0F0F0F)
+        odd, two = code.emit("and.b32", octets, 0x01010101), code.emit("and.b32", code.emit("shr.u32", octets, 2), 0x02020202)
+        fields[8] = octets, code.emit("or.b32", odd, two)
 
     def divide(first: int, columns: int, window: Window) -> None:
         """Windows of the nibbles of a block whose values begin, or end, where the window does."""
         if columns == 4:
             windows[first // 4] = window
             return
-        registers, forward = window
-        wanted = min(4, pattern.keep) // 2
-        near, far = (first + 4, first) if forward else (first, first + 4)
-        windows[near // 4] = registers[:wanted], forward
-        windows[far // 4] = code.slide(window, counts, rest, near, wanted)
+        width, (registers, forward) = columns // 2, window
+        wanted = min(width, pattern.keep) // 2
+        near, far = (first + width, first) if forward else (first, first + width)
+        divide(near, width, (registers[:wanted], forward))
+        divide(far, width, code.slide(window, *fields[width], near, width, wanted))
 
-    width = pattern.group // 2
-    wanted = min(width, pattern.keep) // 2
     for group in range(WORD // pattern.group):
         start = group * pattern.keep // 2
         registers = [f"v{start + place}" for place in range(pattern.keep // 2)]
+        width = pattern.group // 2
+        wanted = min(width, pattern.keep) // 2
         lowest = WORD - (group + 1) * pattern.group
         divide(lowest + width, width, (registers[:wanted], True))
         divide(lowest, width, (registers[::-1][:wanted], False))
@@ -149,7 +158,7 @@ def _nibble_windows(code: _Code, pattern: Pattern) -> list[Window | None]:
 
 
 def _by_pairs(code: _Code, pattern: Pattern) -> list[str]:
-    """Groups of up to 16 columns: a window a nibble, in it a register a pair of columns."""
+    """A window a nibble, and in it a register a pair of columns."""
     windows = _nibble_windows(code, pattern)
     forward = [window is not None and window[1] for window in windows]
     ends_lower = sum(4 << 4 * quad for quad in range(QUADS) if not forward[quad])
@@ -184,7 +193,7 @@ def _by_pairs(code: _Code, pattern: Pattern) -> list[str]:
 
 
 def _through_memory(code: _Code, keep: int) -> list[str]:
-    """Groups of 32: each value goes to its column in shared memory, and the columns come back, less what lay there before.
+    """Each value goes to its column in shared memory, and the columns come back, less what lay there before.
 
     Columns 2j and 2j + 1 of a lane are a 32-bit word at ``room`` + 128j: a lane has a memory bank of its own, whatever its mask, and none
     reads what another one wrote. The highest set bit's number p goes to bits 1 and 7 to 10 of the address by a product with 66.
@@ -210,15 +219,12 @@ def _through_memory(code: _Code, keep: int) -> list[str]:
 
 
 @cache
-def room_ptx(pattern: Pattern, warps: int) -> str:
-    """Inline PTX with the operands ``"=r"``, ``"r"``: a thread's number to where it spreads its words; empty where a pattern needs no room.
+def room_ptx(warps: int) -> str:
+    """Inline PTX with the operands ``"=r"``, ``"r"``: a thread's number to where it spreads its words.
 
     Args:
-        pattern: What will be unfolded.
         warps: Of a program.
     """
-    if pattern.group < WORD:
-        return ""
     # Addresses are put together bit by bit, for which a warp's bytes begin at a multiple of their number.
     lines = [
         "{",
@@ -237,7 +243,7 @@ def room_ptx(pattern: Pattern, warps: int) -> str:
 
 
 @cache
-def unfold_ptx(pattern: Pattern) -> str:
+def unfold_ptx(pattern: Pattern, memory: bool) -> str:
     """Inline PTX with the operands ``"=l"`` * 8, ``"r"``, ``"r"``, ``"l"`` * S/4.
 
     Results are the word's columns, four 16-bit values each, lowest first. Operands are what :func:`room_ptx` gives, the mask word and the S
@@ -245,10 +251,11 @@ def unfold_ptx(pattern: Pattern) -> str:
 
     Args:
         pattern: S is 8, 16 or 24.
+        memory: Through shared memory.
     """
     values, code = pattern.kept_per_word // 2, _Code()
-    if pattern.group == WORD:
-        dense = _through_memory(code, pattern.keep)
+    if memory:
+        dense = _through_memory(code, pattern.kept_per_word)
     elif pattern.group == 4 and pattern.keep < 3:
         dense = _by_nibbles(code, pattern.keep)
     else:

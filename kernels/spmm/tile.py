@@ -102,13 +102,15 @@ def _load_tokens(
 
 @triton.jit
 def _multiply(
-    sums, words, x, room, SLOTS: tl.constexpr, TILES: tl.constexpr, CHUNKS: tl.constexpr, UNFOLD: tl.constexpr, MULTIPLY: tl.constexpr
-):
+    sums, words, x, room,
+    SLOTS: tl.constexpr, TILES: tl.constexpr, CHUNKS: tl.constexpr,
+    UNFOLD: tl.constexpr, UNFOLD_LOWER: tl.constexpr, MULTIPLY: tl.constexpr,
+):  # fmt: skip
     """sums += a step's words times x, by matrix instructions."""
     added = ()
     for pair in tl.static_range(SLOTS // 2):
         upper = unfold(words[8 * pair], words[8 * pair + 1], words[8 * pair + 2], words[8 * pair + 3], room, CHUNKS, UNFOLD, True)
-        lower = unfold(words[8 * pair + 4], words[8 * pair + 5], words[8 * pair + 6], words[8 * pair + 7], room, CHUNKS, UNFOLD, True)
+        lower = unfold(words[8 * pair + 4], words[8 * pair + 5], words[8 * pair + 6], words[8 * pair + 7], room, CHUNKS, UNFOLD_LOWER, True)
         for tile in tl.static_range(TILES):
             added = added + tl.inline_asm_elementwise(
                 MULTIPLY, "=f,=f,=f,=f,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,l,f,f,f,f",
@@ -152,7 +154,8 @@ def tile_kernel(
     OUT: tl.constexpr, PITCH: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, SPLITS: tl.constexpr, CHUNKS: tl.constexpr,
     ROW_WARPS: tl.constexpr, WORD_WARPS: tl.constexpr, SLOTS: tl.constexpr, TILES: tl.constexpr,
     ARRANGED: tl.constexpr, GUARD: tl.constexpr, RAGGED: tl.constexpr, PARTIAL: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
-    BF16: tl.constexpr, NVIDIA: tl.constexpr, ROOM: tl.constexpr, UNFOLD: tl.constexpr, MULTIPLY: tl.constexpr,
+    BF16: tl.constexpr, NVIDIA: tl.constexpr, ROOM: tl.constexpr, UNFOLD: tl.constexpr, UNFOLD_LOWER: tl.constexpr,
+    MULTIPLY: tl.constexpr,
 ):  # fmt: skip
     """y[split, token, r] = the split's share of (W x_token)[r]; grid (row blocks, splits, token blocks)."""
     PER_SPLIT: tl.constexpr = (WORDS + 4 * SPLITS - 1) // (4 * SPLITS) * 4
@@ -204,11 +207,11 @@ def tile_kernel(
         if AHEAD:
             next_word = word + BLOCK_WORDS
             next_x = _load_tokens(quad_ptr, next_word, token, tokens, next_word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
-            sums = _multiply(sums, words, x, room, SLOTS, TILES, CHUNKS, UNFOLD, MULTIPLY)
+            sums = _multiply(sums, words, x, room, SLOTS, TILES, CHUNKS, UNFOLD, UNFOLD_LOWER, MULTIPLY)
             x = next_x
         elif NVIDIA:
             x = _load_tokens(quad_ptr, word, token, tokens, word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
-            sums = _multiply(sums, words, x, room, SLOTS, TILES, CHUNKS, UNFOLD, MULTIPLY)
+            sums = _multiply(sums, words, x, room, SLOTS, TILES, CHUNKS, UNFOLD, UNFOLD_LOWER, MULTIPLY)
         else:
             sums = _multiply_plain(sums, words, x_ptr, word, first_token, tokens, word < end, IN, SLOTS, TOKENS, CHUNKS, BF16)
         word += BLOCK_WORDS
@@ -218,7 +221,7 @@ def tile_kernel(
     if NVIDIA:
         if not AHEAD:
             x = _load_tokens(quad_ptr, word, token, tokens, word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
-        sums = _multiply(sums, words, x, room, SLOTS, TILES, CHUNKS, UNFOLD, MULTIPLY)
+        sums = _multiply(sums, words, x, room, SLOTS, TILES, CHUNKS, UNFOLD, UNFOLD_LOWER, MULTIPLY)
     else:
         sums = _multiply_plain(sums, words, x_ptr, word, first_token, tokens, word < end, IN, SLOTS, TOKENS, CHUNKS, BF16)
     y_ptr += tl.program_id(1) * tokens * OUT
@@ -253,6 +256,8 @@ def _constexprs(problem: Problem, pitch: int, config: Config, nvidia: bool) -> d
     assert problem.pattern is not None
     chunks = problem.pattern.kept_per_word // 8
     ragged = problem.in_features % WORD != 0
+    # A config of another pattern with as many values a word may ask for them in groups that permutes are faster with.
+    memory_rows = config["memory_rows"] if problem.pattern.group == WORD else 0
     return {
         "OUT": problem.out_features,
         "PITCH": pitch,
@@ -273,8 +278,9 @@ def _constexprs(problem: Problem, pitch: int, config: Config, nvidia: bool) -> d
         "PDL": config["pdl"],
         "BF16": problem.dtype == torch.bfloat16,
         "NVIDIA": nvidia,
-        "ROOM": room_ptx(problem.pattern, _warps(config)) if nvidia else "",
-        "UNFOLD": unfold_ptx(problem.pattern) if nvidia else "",
+        "ROOM": room_ptx(_warps(config)) if nvidia and memory_rows else "",
+        "UNFOLD": unfold_ptx(problem.pattern, memory_rows == 2) if nvidia else "",
+        "UNFOLD_LOWER": unfold_ptx(problem.pattern, memory_rows > 0) if nvidia else "",
         "MULTIPLY": multiply_ptx(problem.dtype == torch.bfloat16) if nvidia else "",
     }
 
@@ -289,7 +295,8 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
         config: ``block_out`` rows and ``block_words`` mask words a program, of which a warp takes ``warp_rows`` (16 or 32) and 4 at a time,
             ``block_tokens`` tokens a program (all powers of two), ``splits`` of K, whose sums a second kernel adds, ``arranged`` 1 where
             a first kernel puts x in the order of the warps' loads, ``pdl`` for programmatic dependent launch (0, or as in
-            ``spmv/lane_row.py``).
+            ``spmv/lane_row.py``), ``memory_rows`` of each two rows unfold through shared memory (0, 1 or 2; in groups of 32), the others by
+            permutes: two units of the GPU share the work.
     """
     tokens, splits = len(x), config["splits"]
     narrow = (x.to(packed.dtype) if on_nvidia() else x).contiguous()
@@ -335,12 +342,13 @@ def space(problem: Problem) -> list[Config]:
     block_tokens = _block_tokens(problem)
     return [
         {"block_out": warp_rows * row_warps, "block_words": WARP_WORDS * word_warps, "warp_rows": warp_rows, "block_tokens": block_tokens,
-         "splits": splits, "arranged": arranged, "pdl": pdl}
+         "splits": splits, "arranged": arranged, "pdl": pdl, "memory_rows": memory_rows}
         for warp_rows in (16, 32)
         for row_warps, word_warps in ((4, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (1, 8), (2, 8), (1, 16))
         for splits in ((1, 2, 4) if problem.out_features < 4096 else (1,))
         for arranged in (0, 1)
         for pdl in ((0, 1) if problem.dependent_launch else (0,))
+        for memory_rows in ((0, 1) if problem.pattern and problem.pattern.group == WORD else (0,))
         # More warps a program would leave a thread fewer registers than it needs.
         if warp_rows * block_tokens * row_warps * word_warps <= 8192
         and problem.words >= 2 * splits * WARP_WORDS * word_warps
@@ -365,6 +373,8 @@ def default(problem: Problem) -> Config:
         "splits": 1,
         "arranged": int(problem.tokens > TILE_TOKENS),
         "pdl": 0,
+        # Permutes have the most to do in the largest groups.
+        "memory_rows": int(problem.pattern is not None and problem.pattern.group == WORD),
     }
 
 

@@ -127,9 +127,11 @@ def packed_linears(
         for name, module in modules.items():
             _replace(model, name, module)
         with _in_main_memory(model, originals.values()) if prefill == "pruned" else nullcontext():
-            _lie_together(list(weights.values()))
-            for name, siblings in group(weights, originals).items():
+            together = group(weights, originals)
+            for name, siblings in together.items():
                 modules[name].siblings = siblings
+            stacks = (siblings.weight for siblings, _ in together.values())
+            _lie_together(tensor for weight in (*weights.values(), *stacks) for tensor in weight.tensors)
             # A prompt is mostly long enough for another variant than a few tokens.
             tokens = (1, 2, FEW_TOKENS + 1) if prefill == "pruned" else (1, 2)
             for name, module in modules.items():
@@ -162,17 +164,26 @@ def _in_main_memory(model: nn.Module, linears: Iterable[nn.Linear]) -> Iterator[
             weight.data = weight.data.to(devices[key])
 
 
-def _lie_together(weights: Sequence[PackedWeight]) -> None:
+def _lie_together(tensors: Iterable[Tensor]) -> None:
     """Gives memory back to the driver that packing left between packed weights on a GPU: they leave it and come back one by one."""
-    device = weights[0].device if weights else torch.device("cpu")
-    tensors = {id(tensor): tensor for weight in weights for tensor in weight.tensors}.values()
-    if device.type != "cuda" or any(tensor.device != device for tensor in tensors):
+    memories: dict[int, dict[int, Tensor]] = {}
+    for tensor in tensors:
+        memories.setdefault(tensor.untyped_storage().data_ptr(), {})[id(tensor)] = tensor
+    devices = {tensor.device for views in memories.values() for tensor in views.values()}
+    if len(devices) != 1 or (device := devices.pop()).type != "cuda":
         return
-    for tensor in tensors:
-        tensor.data = tensor.data.cpu()
+    for views in memories.values():
+        _move(views.values(), torch.device("cpu"))
     torch.cuda.empty_cache()
-    for tensor in tensors:
-        tensor.data = tensor.data.to(device)
+    for views in memories.values():
+        _move(views.values(), device)
+
+
+def _move(views: Iterable[Tensor], device: torch.device) -> None:
+    """Moves a memory; its views are views of it there too."""
+    storage = next(iter(views)).untyped_storage().to(device=device)
+    for view in views:
+        view.data = torch.empty(0, dtype=view.dtype, device=device).set_(storage, view.storage_offset(), view.shape, view.stride())
 
 
 def require_right(module: PackedLinear, dtype: torch.dtype, name: str, tokens: Sequence[int]) -> None:

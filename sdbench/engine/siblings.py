@@ -20,10 +20,14 @@ class Siblings:
 
     Args:
         weights: Of one input, in the order of their calls, alike but for their rows; their tensors become views of one stack.
+
+    Attributes:
+        weight: The stack.
     """
 
     def __init__(self, weights: Sequence[PackedWeight]):
-        self._spmm = BoundSpmm(stack_rows(weights))
+        self.weight = stack_rows(weights)
+        self._spmm = BoundSpmm(self.weight)
         self._sizes = [weight.out_features for weight in weights]
         self._shared: tuple[ref[Tensor], dict[int, Tensor]] | None = None
 

@@ -77,7 +77,7 @@ def shipped_cases(capability: int, layers: list[str]) -> Iterator[Case]:
         key, variant = choice.key, registry.find(choice.key.kernel, choice.key.variant)
         if tuple(key.shape) in shapes and variant.compile_source:
             pattern = Pattern.parse(key.pattern) if key.pattern else None
-            yield variant, Problem(*key.shape, DTYPES[key.dtype], pattern, SM_COUNT[capability], capability), choice.config
+            yield variant, Problem(*key.shape, DTYPES[key.dtype], pattern, SM_COUNT[capability], capability, key.tokens), choice.config
 
 
 def compile_for(source: CompileSource, capability: int, **options: Any) -> Any:

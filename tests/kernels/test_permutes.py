@@ -157,11 +157,12 @@ def packed_lanes(pattern: Pattern, rows: int, in_features: int = 32) -> tuple[to
     return torch.where(keep, weight, 0), words
 
 
+@pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("text", PATTERNS)
-def test_unfolded_words_are_the_pruned_rows_bit_for_bit(text: str) -> None:
+def test_unfolded_words_are_the_pruned_rows_bit_for_bit(text: str, memory: bool) -> None:
     """Of so many random masks that every nibble, every pair of nibbles and every count of an upper half comes up."""
     pruned, (operands,) = packed_lanes(Pattern.parse(text), 20000)
-    quads = run(unfold_ptx(Pattern.parse(text)), operands, QUADS)
+    quads = run(unfold_ptx(Pattern.parse(text), memory), operands, QUADS)
     assert np.array_equal(np.stack(quads, -1).view(np.int64), pruned.view(torch.int64).numpy())
 
 
@@ -173,21 +174,23 @@ ENDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize(("text", "mask"), ENDS)
-def test_masks_at_the_ends_of_what_a_pattern_allows(text: str, mask: int) -> None:
+def test_masks_at_the_ends_of_what_a_pattern_allows(text: str, mask: int, memory: bool) -> None:
     pattern = Pattern.parse(text)
     keep = torch.tensor([[bool(mask >> column & 1) for column in range(32)]])
     weight = torch.arange(1, 33, dtype=torch.float32).bfloat16()[None]
     packed = pack(weight, keep, pattern)
     values = packed.values.view(torch.int64).reshape(1, -1).numpy().view(np.uint64)
-    quads = run(unfold_ptx(pattern), [room(1), np.array([mask], dtype=np.uint64), *values.T.copy()], QUADS)
+    quads = run(unfold_ptx(pattern, memory), [room(1), np.array([mask], dtype=np.uint64), *values.T.copy()], QUADS)
     assert np.array_equal(np.stack(quads, -1).view(np.int64), torch.where(keep, weight, 0).view(torch.int64).numpy())
 
 
+@pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("text", PATTERNS)
-def test_a_word_past_an_edge_gives_zeros(text: str) -> None:
+def test_a_word_past_an_edge_gives_zeros(text: str, memory: bool) -> None:
     pattern = Pattern.parse(text)
-    quads = run(unfold_ptx(pattern), [np.zeros(1, dtype=np.uint64)] * (2 + pattern.kept_per_word // 4), QUADS)
+    quads = run(unfold_ptx(pattern, memory), [np.zeros(1, dtype=np.uint64)] * (2 + pattern.kept_per_word // 4), QUADS)
     assert not np.stack(quads).any()
 
 
@@ -198,7 +201,7 @@ def test_a_warp_multiplies_sixteen_rows_by_eight_tokens() -> None:
     x = torch.randn(8, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
     tokens = x.view(torch.int64).numpy().view(np.uint64).reshape(8, 4, QUADS)
     g, t = np.divmod(np.arange(32), 4)
-    unfolded = np.stack([np.stack(run(unfold_ptx(pattern), operands, QUADS)) for operands in words])
+    unfolded = np.stack([np.stack(run(unfold_ptx(pattern, False), operands, QUADS)) for operands in words])
     fragments = [*unfolded[t, :, g].T, *unfolded[t, :, g + 8].T, *tokens[g, t].T]
     before = np.arange(128, dtype=np.float64).reshape(4, 32)
     sums = np.stack(run(multiply_ptx(True), [*fragments, *before], 4)) - before
@@ -212,8 +215,8 @@ def test_a_warp_multiplies_sixteen_rows_by_eight_tokens() -> None:
 def test_lanes_of_two_warps_share_no_place_and_no_bank() -> None:
     pattern = Pattern(16, 32)
     pruned, (operands,) = packed_lanes(pattern, 64)
-    (rooms,) = run(room_ptx(pattern, 2), [np.arange(64, dtype=np.uint64)], 1)
+    (rooms,) = run(room_ptx(2), [np.arange(64, dtype=np.uint64)], 1)
     assert rooms.min() >= SPREAD and rooms.max() < SPREAD + 3 * REACH and (rooms % np.uint64(REACH)).max() < 128
     assert sorted(rooms[:32] // np.uint64(4) % np.uint64(32)) == list(range(32))
-    quads = run(unfold_ptx(pattern), [rooms, *operands[1:]], QUADS, Memory(64, together=True))
+    quads = run(unfold_ptx(pattern, True), [rooms, *operands[1:]], QUADS, Memory(64, together=True))
     assert np.array_equal(np.stack(quads, -1).view(np.int64), pruned.view(torch.int64).numpy())

@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from triton.compiler import CompiledKernel
 
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels import registry
+from sdbench.kernels.launching import scratch
 from sdbench.kernels.spmm import auto_variant, config_for, spmm
-from sdbench.kernels.spmm.expand import _constexprs, default, expand, expand_kernel, space, words_kernel
+from sdbench.kernels.spmm.expand import Expanded, _constexprs, default, expand, expand_kernel, space, words_kernel
 from sdbench.kernels.spmm.tile import MOST_TOKENS, arrange_kernel
 from sdbench.kernels.spmv import problem_of
-from sdbench.packing import PackedWeight, stack_rows
+from sdbench.packing import stack_rows
 from sdbench.pattern import Pattern
 from sdbench.timing import relative_error, within
 
@@ -110,32 +112,47 @@ class Launches(CompiledKernel):
 
 @pytest.mark.parametrize("words", [0, 1])
 def test_a_kernel_that_is_not_looked_up_again_gets_the_same_arguments(words: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of its parameters, and only where they are what it was compiled for: aligned, on the current GPU, of this layout."""
+    """In the order of its parameters, and only where they are what it was compiled for: on the current GPU, of weights that lie so."""
     current: list[int | None] = [None]
-    kernel, found = Launches(), {}
-    monkeypatch.setattr("sdbench.kernels.spmm.expand._COMPILED", found)
+    kernel = Launches()
     monkeypatch.setattr("sdbench.kernels.spmm.expand." + ("words_kernel" if words else "expand_kernel"), kernel)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
     packed, _ = problem(32, 96, Pattern(2, 4), torch.bfloat16, torch.device("cpu"))
-    config = {"words": words, "block_out": 16, "block_in": 128, "num_warps": 2}
+    config = {"words": words, "block_out": 16, "block_in": 128, "num_warps": 2, "piece": 24}
     names = (words_kernel if words else expand_kernel).arg_names
     assert names[5:] == list(_constexprs(problem_of(packed), config, False))
-    dense, aside = torch.empty(32, 96, dtype=torch.bfloat16), torch.empty(32 * 96 + 4, dtype=torch.bfloat16)[4:].view(32, 96)
+    x, product = torch.zeros(40, 96, dtype=torch.bfloat16), Expanded(packed, config)
 
-    def looked_up(weight: PackedWeight, into: torch.Tensor) -> int:
+    def looked_up() -> int:
         before = kernel.looked_up
-        expand(weight, slice(3, 19), into, config)
+        product(x)
         return kernel.looked_up - before
 
     current[0] = 1
-    assert looked_up(packed, dense) == 1 and not found, "compiled for another GPU"
+    assert [looked_up() for _ in range(2)] == [2, 2], "compiled for another GPU"
     current[0] = None
-    assert [looked_up(packed, dense) for _ in range(2)] == [1, 0]
-    assert kernel.seen[0] == kernel.seen[1] == kernel.seen[2]
-    assert looked_up(packed, aside) == 1, "not aligned"
+    assert [looked_up() for _ in range(3)] == [2, 0, 0]
+    # Two pieces a product, each a launch.
+    assert kernel.seen[4:6] == kernel.seen[6:8] == kernel.seen[8:10] and kernel.seen[4] != kernel.seen[5]
     others, _ = problem(16, 96, Pattern(2, 4), torch.bfloat16, torch.device("cpu"))
     stack_rows([packed, others])
-    assert looked_up(packed, dense) == 1, "steps of another length"
+    assert [looked_up() for _ in range(2)] == [2, 0], "steps of another length"
+    packed.values.data = packed.values.clone()
+    assert [looked_up() for _ in range(2)] == [2, 0], "moved"
+
+
+def test_scratch_grows_by_giving_back_what_became_too_small() -> None:
+    """On the default stream, which no CUDA graph captures; of one memory are all views."""
+    device, use = torch.device("cpu"), "growing"
+    small = scratch(use, (2, 8), torch.float32, device)
+    memory = StorageWeakRef(small.untyped_storage())
+    assert scratch(use, (2, 8), torch.float32, device) is small
+    del small
+    large = scratch(use, (4, 8), torch.float32, device)
+    assert memory.expired() and large.shape == (4, 8)
+    for shape in ((3, 5), (2, 8)):
+        assert scratch(use, shape, torch.float32, device).data_ptr() == large.data_ptr()
+    assert scratch("another", (2, 8), torch.float32, device).data_ptr() != large.data_ptr()
 
 
 def test_an_input_that_wants_a_gradient(device: torch.device) -> None:
@@ -149,10 +166,9 @@ def test_pieces_give_what_the_whole_gives(device: torch.device) -> None:
     packed, _ = problem(37, 64, Pattern(2, 4), torch.float32, device)
     x = poisoned(5, 64, torch.float32, device)
     variant = registry.find("spmm", "expand")
-    whole, pieces = (torch.full((5, 37), math.nan, device=device) for _ in range(2))
     config = default(problem_of(packed, 5))
-    assert variant.launch(packed, x, whole, config) is whole
-    variant.launch(packed, x, pieces, {**config, "piece": 16})
+    whole = variant.launch(packed, x, x.new_empty(5, 37), config)
+    pieces = variant.launch(packed, x, x.new_empty(5, 37), {**config, "piece": 16})
     assert within(relative_error(pieces, whole.double()), 1e-6)
 
 
@@ -183,7 +199,18 @@ def test_configs_of_the_tiles(block_out: int, block_words: int, warp_rows: int, 
     x = poisoned(tokens, 360, torch.bfloat16, device)
     y = torch.full((tokens, 53), math.nan, device=device)
     config = {"block_out": block_out, "block_words": block_words, "warp_rows": warp_rows, "block_tokens": block_tokens}
-    registry.find("spmm", "tile").launch(packed, x, y, {**config, "splits": splits, "arranged": arranged, "pdl": 0})
+    registry.find("spmm", "tile").launch(packed, x, y, {**config, "splits": splits, "arranged": arranged, "pdl": 0, "memory_rows": 0})
+    assert within(relative_error(y, x.double() @ pruned.double().T), 1e-5)
+
+
+@pytest.mark.parametrize("text", ["2:4", "16:32"])
+@pytest.mark.parametrize("memory_rows", [0, 1, 2])
+def test_rows_of_tiles_through_memory_and_by_permutes(text: str, memory_rows: int, device: torch.device) -> None:
+    packed, pruned = problem(53, 352, Pattern.parse(text), torch.bfloat16, device)
+    x = poisoned(11, 352, torch.bfloat16, device)
+    y = torch.full((11, 53), math.nan, device=device)
+    tile = registry.find("spmm", "tile")
+    tile.launch(packed, x, y, {**tile.default(problem_of(packed, 11)), "memory_rows": memory_rows})
     assert within(relative_error(y, x.double() @ pruned.double().T), 1e-5)
 
 
