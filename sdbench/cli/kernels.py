@@ -9,6 +9,7 @@ import rich_click as click
 
 from sdbench.cli.options import (
     SPMV_VARIANTS,
+    batches_option,
     device_option,
     json_option,
     min_speedup_option,
@@ -36,15 +37,7 @@ from sdbench.cli.printing import print_result
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and inputs.")
 @device_option
 @min_speedup_option("Exit with 4 when the best variant's sum is not this many times as fast as the fastest dense; on a GPU.")
-@click.option(
-    "--batch",
-    "batches",
-    type=int,
-    multiple=True,
-    default=(1,),
-    show_default=True,
-    help="Tokens multiplied at once: 1 is a decode step at batch 1; may be given several times, for where pruning stops paying.",
-)
+@batches_option("Tokens multiplied at once: 1 is a decode step at batch 1; may be given several times, for where pruning stops paying.")
 @click.option(
     "--chain",
     type=click.IntRange(min=0),

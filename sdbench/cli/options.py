@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OUTPUT_HELP = "Run directory for run.json, rows.jsonl and samples.jsonl; the same command with the same folder resumes."
 NOTHING_KEPT = "without --output nothing is kept"
 SPMV_VARIANTS = ("lane_row", "lane_row_nibble", "lsb_scan", "portable", "reference")
-TUNABLE_VARIANTS = ("lane_row", "lane_row_nibble", "lsb_scan", "portable", "gemv", "fp8", "int8")
+TUNABLE_VARIANTS = ("lane_row", "lane_row_nibble", "lsb_scan", "portable", "gemm", "gemv", "fp8", "int8", "tile")
 """Names for the help pages, written out since the registry imports torch; a test compares them with it."""
 
 SPREAD = "--device-map spreads a model over GPUs; leave it out"
@@ -73,6 +73,15 @@ def variants_option(help: str, known: tuple[str, ...]) -> Callable[[Callable[...
         known: Their names.
     """
     return click.option("--variant", "variants", multiple=True, help=f"{help}: {', '.join(known)}; may be repeated; all when left out.")
+
+
+def batches_option(help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--batch``, which may be repeated.
+
+    Args:
+        help: What for.
+    """
+    return click.option("--batch", "batches", type=int, multiple=True, default=(1,), show_default=True, help=help)
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ import rich_click as click
 
 from sdbench.cli.options import (
     TUNABLE_VARIANTS,
+    batches_option,
     device_option,
     json_option,
     output_option,
@@ -31,6 +32,7 @@ NO_GPU = "tuning times configs, which takes a CUDA GPU; 'sdbench kernels' checks
     show_default=True,
     help="none checks the default config alone and writes nothing; quick searches about a dozen configs a variant, full all of them.",
 )
+@batches_option("Tokens multiplied at once, each a search of its own: tile and gemm are for several. May be given several times.")
 @timeout_option("Seconds that a config may take once it is compiled; one that takes longer is recorded and its process ended.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and inputs.")
 @click.option(
@@ -45,6 +47,7 @@ def command(
     dtype: str,
     variants: tuple[str, ...],
     effort: Literal["none", "quick", "full"],
+    batches: tuple[int, ...],
     timeout: float,
     seed: int,
     exported: Path | None,
@@ -64,6 +67,7 @@ def command(
     sdbench tune --pattern 2:4
     sdbench tune --pattern 2:4 --pattern 16:32 --shapes qwen3-8b --effort quick
     sdbench tune --variant lane_row --shapes 4096x2560 --json
+    sdbench tune --pattern 2:4 --variant tile --batch 2 --batch 4 --batch 8
     sdbench tune --pattern 2:4 --output run
     sdbench tune --pattern 2:4 --export kernels/tuned/sm_90.json
     """
@@ -85,7 +89,10 @@ def command(
         raise UsageError("--export with --effort none: nothing is searched, so there is nothing to write")
     target = resolve_device(device)
     parsed = list(dict.fromkeys(Pattern.parse(text) for text in patterns))
-    options = TuneRun(parsed, parse_shapes(shapes), resolve_dtype(dtype, target), target, variants, seed, effort, timeout)
+    options = TuneRun(
+        parsed, parse_shapes(shapes), resolve_dtype(dtype, target), target, variants, seed, effort, timeout,
+        batches=tuple(dict.fromkeys(batches)),
+    )  # fmt: skip
     # What was typed is checked first: a typo is a typo on every machine.
     require_gpu(target, device, NO_GPU)
     if exported:

@@ -39,7 +39,9 @@ WHAT_TIMES = (
 
 
 TUNE_COLUMNS = (
-    *KEYS[:-1],
+    *KEYS[:2],
+    *BATCH,
+    *KEYS[2:-1],
     Column("us", figure=True),
     Column("p20-p80", figure=True),
     Column("from"),
@@ -315,6 +317,7 @@ def _tune_cells(row: Row) -> list[str]:
     return [
         row["layer"],
         "x".join(map(str, row["of_shape"])),
+        str(_tokens(row)),
         row["pattern"] or "dense",
         f"{row['kernel']}/{row['variant']}",
         f"{us['p50']:.2f}" if us else "-",

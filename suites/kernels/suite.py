@@ -67,6 +67,13 @@ def run(options: KernelRun, directory: RunDirectory | None, progress: Progress, 
     return judge(measure(products, options, directory, progress, runner))
 
 
+def out_of_bounds(variant: Variant, batch: int) -> str:
+    """Why a variant does not serve a batch."""
+    least, most = variant.tokens
+    bounds = "one token" if most == 1 else f"{least} to {most} tokens" if most else f"{least} tokens or more"
+    return f"{variant.name} is for {bounds}, not {batch}"
+
+
 def require_right(rows: Sequence[dict[str, Any]]) -> None:
     """Fails a run, once its rows are out, for every variant that takes a problem and has no right config for it.
 
@@ -84,9 +91,7 @@ def _require_some(options: KernelRun, chosen: Sequence[Variant]) -> None:
     refusals: dict[str, None] = {}
     for variant, pattern, shape, batch in itertools.product(chosen, options.patterns, options.shapes.values(), options.batches):
         if not variant.serves(batch):
-            least, most = variant.tokens
-            bounds = "one token" if most == 1 else f"{least} to {most} tokens" if most else f"{least} tokens or more"
-            refusals[f"{variant.name} is for {bounds}, not {batch}"] = None
+            refusals[out_of_bounds(variant, batch)] = None
             continue
         problem = Problem(*shape, options.dtype, pattern, sm_count(device), capability(device), batch)
         refusal = can_run(variant.needs, device) or variant.constraint(problem)

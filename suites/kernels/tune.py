@@ -13,13 +13,13 @@ from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.kernels.measure import Measurement, Product, choice_of, measure
 from sdbench.suites.kernels.runner import Runner
-from sdbench.suites.kernels.suite import PRUNED, UNPRUNED
+from sdbench.suites.kernels.suite import PRUNED, SEVERAL, UNPRUNED, out_of_bounds
 
 
 def tunable() -> list[Variant]:
-    """Variants of one token whose configs are worth a search: those with a Triton kernel."""
-    every = [variant for kernel in (*PRUNED, *UNPRUNED) for variant in registry.variants(kernel)]
-    return [variant for variant in every if variant.needs == "triton" and variant.serves(1)]
+    """Variants whose configs are worth a search: those with a Triton kernel that itself multiplies, for up to so many tokens."""
+    every = [variant for kernel in (*PRUNED, *UNPRUNED, SEVERAL) for variant in registry.variants(kernel)]
+    return [variant for variant in every if variant.needs == "triton" and variant.tokens[1] is not None]
 
 
 class TuneRun(Measurement):
@@ -49,7 +49,7 @@ def run(options: TuneRun, directory: RunDirectory | None, progress: Progress, ru
         runner: What runs the configs; None for what suits the device.
 
     Returns:
-        A row a (variant, shape, pattern).
+        A row a (variant, shape, pattern, batch).
 
     Raises:
         SdbenchError: No variant takes any of the problems (exit code 5). Or rows of another GPU.
@@ -59,7 +59,11 @@ def run(options: TuneRun, directory: RunDirectory | None, progress: Progress, ru
     for layer in options.shapes:
         for variant in chosen:
             patterns = [None] if variant.kernel in UNPRUNED else list(options.patterns)
-            products += [(variant, layer, pattern, 1) for pattern in patterns]
+            served = [batch for batch in options.batches if variant.serves(batch)]
+            products += [(variant, layer, pattern, batch) for batch in served for pattern in patterns]
+    if not products:
+        refusals = [out_of_bounds(variant, batch) for variant in chosen for batch in options.batches]
+        raise SdbenchError(f"nothing to tune: {'; '.join(refusals)}; choose another --batch", ExitCode.NOTHING_SELECTED)
     rows = measure(products, options, directory, progress, runner)
     if all(row["outcome"] == "constraint" for row in rows):
         reasons = dict.fromkeys(f"{row['variant']} at {row['pattern']} {row['message']}" for row in rows)
@@ -81,7 +85,7 @@ def export(path: Path, rows: Sequence[dict[str, Any]], options: TuneRun) -> int:
     for row in rows:
         if row["us"] and row["config_source"] != "default":
             pattern = next((pattern for pattern in options.patterns if str(pattern) == row["pattern"]), None)
-            case = options.case((products[row["kernel"], row["variant"]], row["layer"], pattern, 1))
+            case = options.case((products[row["kernel"], row["variant"]], row["layer"], pattern, row["tokens"]))
             key = tuned.key_of(case.find(), case.problem, case.device)
             choices.append(choice_of(key, row["config"], row["us"], options.effort, row["outcomes"]))
     tuned.export(path, capability(options.device), choices)

@@ -250,14 +250,17 @@ def options(**others: Any) -> TuneRun:
 
 def test_tuning_covers_every_kernel_with_a_choice_of_configs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"lane_row", "lane_row_nibble", "portable", "gemv"} <= {variant.name for variant in tune.tunable()}
-    # Those of several tokens have no x that is a vector.
-    assert not {"reference", "linear", "gemm", "expand"} & {variant.name for variant in tune.tunable()}
+    # What torch multiplies is searched for nothing.
+    assert not {"reference", "linear", "expand"} & {variant.name for variant in tune.tunable()}
     seen: list[Any] = []
     row = {"outcome": "correct"}
     monkeypatch.setattr(tune, "measure", lambda products, *others: seen.extend(products) or [row])
     assert tune.run(options(variants=["gemv", "lane_row"]), None, Notes()) == [row]
     found = [(variant.name, layer, str(pattern)) for variant, layer, pattern, tokens in seen if tokens == 1]
     assert set(found) == {("gemv", "o", "None"), ("lane_row", "o", "1:4"), ("lane_row", "o", "2:4")}
+    seen.clear()
+    tune.run(options(patterns=[Pattern(2, 4)], batches=[1, 4, 128], variants=["tile", "gemv"]), None, Notes())
+    assert [(variant.name, tokens) for variant, _, _, tokens in seen] == [("gemv", 1), ("tile", 4)]
     with pytest.raises(UsageError, match="did you mean 'lane_row'"):
         options(variants=["lanerow"])
     with pytest.raises(UsageError, match=r"o: in_features 34 is not a multiple of M=4"):
@@ -267,6 +270,9 @@ def test_tuning_covers_every_kernel_with_a_choice_of_configs(monkeypatch: pytest
 def test_nothing_that_a_variant_takes() -> None:
     with pytest.raises(SdbenchError, match="nothing to tune: lane_row at 1:8 takes 8, 16 or 24 values") as refused:
         tune.run(options(variants=["lane_row"], patterns=[Pattern(1, 8)]), None, Notes())
+    assert refused.value.exit_code == 5
+    with pytest.raises(SdbenchError, match="nothing to tune: tile is for 2 to 64 tokens, not 1; choose another --batch") as refused:
+        tune.run(options(variants=["tile"]), None, Notes())
     assert refused.value.exit_code == 5
 
 
@@ -278,18 +284,25 @@ def test_export_of_what_a_run_chose(tmp_path: Path) -> None:
         "layer": "o",
         "pattern": "2:4",
         "config": {"n": 1},
+        "tokens": 1,
         "us": us,
         "outcomes": {"correct": 9},
     }
     rows = [
         row | {"config_source": "search"},
         row | {"config_source": "cache", "pattern": "1:4"},
+        row | {"config_source": "search", "kernel": "spmm", "variant": "tile", "tokens": 4},
         row | {"config_source": "default", "variant": "portable"},
         row | {"config_source": "search", "kernel": "dense", "variant": "gemv", "pattern": None, "us": None},
     ]
-    assert tune.export(tmp_path / "sm_0.json", rows, options()) == 2
+    assert tune.export(tmp_path / "sm_0.json", rows, options()) == 3
     found = tuned.read_shipped(tmp_path / "sm_0.json")
     assert found is not None and found.capability == 0
     assert [(choice.key.task, choice.config, choice.us, choice.effort) for choice in found.choices] == [
-        (("spmv", "lane_row", (8, 32), pattern, "bf16", 1), {"n": 1}, us, "full") for pattern in ("1:4", "2:4")
+        ((*task, "bf16", tokens), {"n": 1}, us, "full")
+        for *task, tokens in (
+            ("spmm", "tile", (8, 32), "2:4", 4),
+            ("spmv", "lane_row", (8, 32), "1:4", 1),
+            ("spmv", "lane_row", (8, 32), "2:4", 1),
+        )
     ]
