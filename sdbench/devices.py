@@ -60,10 +60,13 @@ def devices_of(model: Any) -> list[torch.device]:
     return list(dict.fromkeys(parameter.device for parameter in model.parameters()))
 
 
+_HERE = nullcontext()
+
+
 def at_device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """A block in which a tensor's GPU is the current one; where it is already, nothing is done, which takes less time."""
     here = not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device()
-    return nullcontext() if here else torch.cuda.device_of(tensor)
+    return _HERE if here else torch.cuda.device_of(tensor)
 
 
 def map_devices(model: Any, strategy: str) -> dict[str, torch.device]:

@@ -182,6 +182,19 @@ class Batch(Decode):
     batch: int
 
 
+class Prompt(_Line):
+    """A prompt on dense and on pruned weights, in turn."""
+
+    arm: str
+    context: int
+    pairs: int
+    outcome: str
+    reason: str | None
+    dense_seconds: Spread | None
+    pruned_seconds: Spread | None
+    ratio: Spread | None
+
+
 class Sample(_Line):
     """An example's reply."""
 
@@ -205,6 +218,7 @@ KINDS: dict[str, type[_Line]] = {
     "layer": Layer,
     "decode": Decode,
     "batch": Batch,
+    "prompt": Prompt,
 }
 
 

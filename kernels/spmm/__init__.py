@@ -79,7 +79,9 @@ class BoundSpmm:
         if refusal:
             raise SdbenchError(f"spmm variant {chosen.name}: {refusal}")
         config = config_for(packed, chosen, tokens)
-        return chosen, config, chosen.bind and chosen.bind(packed, config)
+        # Prompts of all lengths share what was bound: beyond the searched numbers of tokens they have one config.
+        same = next((bound for variant, other, bound in self.found.values() if variant is chosen and other == config), None)
+        return chosen, config, same or (chosen.bind and chosen.bind(packed, config))
 
 
 def spmm(packed: PackedWeight, x: Tensor, variant: str = "auto", *, out_dtype: torch.dtype | None = None) -> Tensor:

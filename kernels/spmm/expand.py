@@ -199,11 +199,21 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
     return Expanded(packed, config)(x)
 
 
+def pieces(packed: PackedWeight) -> int:
+    """Into how many pieces a weight's dense rows fall."""
+    return -(-packed.out_features // _piece(packed.in_features, packed.dtype))
+
+
+def _piece(in_features: int, dtype: torch.dtype) -> int:
+    """Rows of ``PIECE_BYTES``, whole 128-row tiles of the product."""
+    return max(128, PIECE_BYTES // (in_features * dtype.itemsize) // 128 * 128)
+
+
 def default(problem: Problem) -> Config:
-    """Pieces of ``PIECE_BYTES``, whole 128-row tiles of the product."""
+    """Pieces of ``PIECE_BYTES``, or one of the whole matrix."""
     words = int(chunk_constraint(problem) is None)
-    piece = max(128, PIECE_BYTES // (problem.in_features * problem.dtype.itemsize) // 128 * 128)
-    return {"words": words, "block_out": 16, "block_in": 256, "num_warps": 4, "piece": min(piece, problem.out_features)}
+    piece = min(_piece(problem.in_features, problem.dtype), problem.out_features)
+    return {"words": words, "block_out": 16, "block_in": 256, "num_warps": 4, "piece": piece}
 
 
 def space(problem: Problem) -> list[Config]:

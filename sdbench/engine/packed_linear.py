@@ -123,22 +123,29 @@ def packed_linears(
     for name, packed in weights.items():
         linear = originals[name]
         modules[name] = PackedLinear(packed, linear.weight.detach() if prefill == "dense" else None, linear.bias, variant)
+    with in_place(model, modules), _in_main_memory(model, originals.values()) if prefill == "pruned" else nullcontext():
+        together = group(weights, originals)
+        for name, siblings in together.items():
+            modules[name].siblings = siblings
+        stacks = (siblings.weight for siblings, _ in together.values())
+        _lie_together(tensor for weight in (*weights.values(), *stacks) for tensor in weight.tensors)
+        # A prompt is mostly long enough for another variant than a few tokens.
+        tokens = (1, 2, FEW_TOKENS + 1) if prefill == "pruned" else (1, 2)
+        for name, module in modules.items():
+            require_right(module, originals[name].weight.dtype, name, tokens)
+        yield modules
+
+
+@contextmanager
+def in_place(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Inside, the model has these modules at their dotted names; afterwards it is what it was."""
+    before = {name: model.get_submodule(name) for name in modules}
     try:
         for name, module in modules.items():
             _replace(model, name, module)
-        with _in_main_memory(model, originals.values()) if prefill == "pruned" else nullcontext():
-            together = group(weights, originals)
-            for name, siblings in together.items():
-                modules[name].siblings = siblings
-            stacks = (siblings.weight for siblings, _ in together.values())
-            _lie_together(tensor for weight in (*weights.values(), *stacks) for tensor in weight.tensors)
-            # A prompt is mostly long enough for another variant than a few tokens.
-            tokens = (1, 2, FEW_TOKENS + 1) if prefill == "pruned" else (1, 2)
-            for name, module in modules.items():
-                require_right(module, originals[name].weight.dtype, name, tokens)
-            yield modules
+        yield
     finally:
-        for name, module in originals.items():
+        for name, module in before.items():
             _replace(model, name, module)
 
 

@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from weakref import ref
 
+import torch
 from torch import Tensor, nn
 
-from sdbench.kernels.spmm import BoundSpmm
+from sdbench.kernels.spmm import FEW_TOKENS, BoundSpmm
+from sdbench.kernels.spmm.expand import pieces
 from sdbench.packing import PackedWeight, stack_rows
 
 NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -16,7 +18,8 @@ class Siblings:
     """The product of several packed weights with one input, of which each takes its own rows.
 
     The first one's call multiplies for all; the others' calls take what is theirs, each once, if they come with the very same tensor.
-    What nobody took goes with that tensor.
+    What nobody took goes with that tensor. Many tokens, which need dense rows of the weights first, are multiplied together only where
+    those of all fit into one piece.
 
     Args:
         weights: Of one input, in the order of their calls, alike but for their rows; their tensors become views of one stack.
@@ -28,13 +31,16 @@ class Siblings:
     def __init__(self, weights: Sequence[PackedWeight]):
         self.weight = stack_rows(weights)
         self._spmm = BoundSpmm(self.weight)
+        self._most = None if pieces(self.weight) == 1 else FEW_TOKENS * self.weight.in_features
         self._sizes = [weight.out_features for weight in weights]
         self._shared: tuple[ref[Tensor], dict[int, Tensor]] | None = None
 
     def product(self, place: int, x: Tensor) -> Tensor | None:
         """``[..., out]`` of the weight at a place for x ``[..., in]``; None where it was not multiplied with the others."""
         if place == 0:
-            made = dict(enumerate(self._spmm(x).split(self._sizes, -1)))
+            if self._most is not None and x.numel() > self._most:
+                return None
+            made = dict(enumerate(torch.split_with_sizes(self._spmm(x), self._sizes, -1)))
             self._shared = ref(x, lambda _: made.clear()), made
         # Read once: a forward in another thread may put its own there.
         shared = self._shared

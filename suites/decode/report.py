@@ -46,6 +46,11 @@ STEP = (
     Column("start s", figure=True),
 )
 
+PROMPTS = (
+    *(Column(name, key=True) for name in ("arm", "context")),
+    *(Column(name, figure=True) for name in ("dense ms", "pruned ms", "x dense", "p20-p80")),
+)
+
 MEMORY = {"parameters": "model", "packed": "packed", "cache": "cache", "workspace": "other", "resident": "resident", "peak": "peak"}
 """What a row says of memory, and its heading."""
 
@@ -93,6 +98,7 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
         everything,
         more=[
             *batches,
+            *filter(None, [_prompts(rows)]),
             _step(rows),
             _memory(rows),
             *filter(None, [memory_table(KEYS, [(_keys(row), row["memory"]) for row in rows])]),
@@ -103,10 +109,11 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
 
 def of_run(run: SavedRun) -> Report:
     """The report of a run directory."""
-    from sdbench.suites.decode.suite import judge
+    from sdbench.suites.decode.suite import judge, with_prompts
 
     kinds = {"decode": ("arm", "path", "context"), "batch": ("arm", "path", "context", "batch")}
-    rows = judge([measured(row) for kind, key in kinds.items() for row in run.latest(kind, *key)])
+    rows = [measured(row) for kind, key in kinds.items() for row in run.latest(kind, *key)]
+    rows = judge(with_prompts(rows, run.latest("prompt", "arm", "context")))
     return report(rows, run.record.arguments, run.now("environment"))
 
 
@@ -149,6 +156,27 @@ def _step(rows: Sequence[Row]) -> Table:
         "kernel yet, checks and capture"
     )
     return Table("a step, and its start", STEP, cells, [note])
+
+
+def _prompts(rows: Sequence[Row]) -> Table | None:
+    """Those of an arm that were measured in turn with the dense ones; None where none were."""
+    measured = [(row["arm"], row["prompt"]) for row in rows if row.get("prompt")]
+    if not measured:
+        return None
+    cells, lines = [], []
+    for arm, prompt in measured:
+        ratio = prompt["ratio"]
+        if ratio is None:
+            lines.append(f"prompt of {arm}, {prompt['context']}: {prompt['outcome']} ({prompt['reason']})")
+            continue
+        milliseconds = (f"{1e3 * prompt[name]['p50']:.1f}" for name in ("dense_seconds", "pruned_seconds"))
+        cells.append([arm, str(prompt["context"]), *milliseconds, f"{ratio['p50']:.2f}", f"{ratio['p20']:.2f}-{ratio['p80']:.2f}"])
+    pairs = max(prompt["pairs"] for _, prompt in measured)
+    note = (
+        f"each prompt {pairs} times on dense and on packed weights, one right after the other, by transformers' own forward; x dense: "
+        "dense over pruned seconds of a pair, median. TTFT ms above is what each arm took by itself, minutes apart"
+    )
+    return Table("prompts, dense and pruned in turn", PROMPTS, cells, [note, *lines])
 
 
 def _memory(rows: Sequence[Row]) -> Table:

@@ -1,7 +1,7 @@
 """Times the ways to decode a model, dense and pruned, at each context length; quality plays no part, so weights are pruned by magnitude."""
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,9 +29,11 @@ from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.decode.batches import batch_of
 from sdbench.suites.decode.profile import profile
+from sdbench.suites.decode.prompts import in_turn
 from sdbench.suites.e2e.ceiling import step_bytes
 from sdbench.suites.memory import beside_dense
 from sdbench.suites.metrics import decode_rate
+from sdbench.suites.runs import measured
 from sdbench.timing import summarise
 
 Row = dict[str, Any]
@@ -148,7 +150,9 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
     Returns:
         A row a way and context, with ``speedup`` over the fastest way to decode the dense weights at that context.
     """
-    done = {_key(row): row for row in (directory.rows if directory else []) if row["record"] in ("decode", "batch")}
+    kept_rows = directory.rows if directory else []
+    done = {_key(row): row for row in kept_rows if row["record"] in ("decode", "batch")}
+    prompts = {(row["arm"], row["context"]): row for row in kept_rows if row["record"] == "prompt"}
     ways = _ways(options)
     loaded: LoadedModel | None = None
     kept = sum(_way_key(way) in done for way in ways)
@@ -161,19 +165,35 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
             ours = [way for way in ways if way.arm == arm]
             missing = [way for way in ours if _way_key(way) not in done]
             task.advance(len(ours) - len(missing))
-            if not missing:
+            pruned = arm not in (DENSE, INT8) and 1 in options.batches
+            contexts = [context for context in options.contexts if pruned and (arm, context) not in prompts]
+            if not missing and not contexts:
                 continue
             if loaded is None:
                 loaded = load_model(options.spec, options.device, options.dtype, progress.note, options.device_map)
                 _require_positions(options, loaded)
-            with _pruned(arm, loaded, options) as packed:
+            linears: dict[str, nn.Linear] = select_linears(loaded.model, options.targets, options.ignore)
+            with _pruned(arm, loaded, linears) as packed:
                 for way in missing:
                     row = _measure(way, loaded, packed, options)
                     if directory:
                         directory.add_row({"record": "decode" if way.batch == 1 else "batch", **row})
                     done[_way_key(way)] = row
                     task.advance()
-    return judge([{name: value for name, value in done[_way_key(way)].items() if name not in ("record", "attempt")} for way in ways])
+                # Last, since the dense weights come to the GPU for it.
+                asked = [_prompts(loaded, options, context, 1)[0] for context in contexts]
+                for found in in_turn(loaded.model, packed, linears, asked, options.repeats):
+                    row = {"arm": arm, **found}
+                    if directory:
+                        directory.add_row({"record": "prompt", **row})
+                    prompts[arm, row["context"]] = row
+    return judge(with_prompts([measured(done[_way_key(way)]) for way in ways], prompts.values()))
+
+
+def with_prompts(rows: list[Row], prompts: Iterable[Row]) -> list[Row]:
+    """Rows with what was measured of their arm's prompts in turn with the dense ones, as ``prompt``; None where nothing was."""
+    found = {(prompt["arm"], prompt["context"]): measured(prompt) for prompt in prompts}
+    return [row | {"prompt": found.get((row["arm"], row["context"])) if batch_of(row) == 1 else None} for row in rows]
 
 
 def judge(rows: list[Row]) -> list[Row]:
@@ -242,12 +262,11 @@ def _require_positions(options: DecodeOptions, loaded: LoadedModel) -> None:
 
 
 @contextmanager
-def _pruned(arm: str, loaded: LoadedModel, options: DecodeOptions) -> Iterator[Mapping[str, PackedLinear]]:
+def _pruned(arm: str, loaded: LoadedModel, linears: Mapping[str, nn.Linear]) -> Iterator[Mapping[str, PackedLinear]]:
     if arm in (DENSE, INT8):
         yield {}
         return
     pattern = Pattern.parse(arm)
-    linears: dict[str, nn.Linear] = select_linears(loaded.model, options.targets, options.ignore)
     weights: dict[str, PackedWeight] = {}
     for name, linear in linears.items():
         weights[name] = pack(linear.weight.detach(), keep_mask(linear.weight, pattern, layer=name), pattern, name)
@@ -260,10 +279,7 @@ def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear],
     row |= {"batch": way.batch} if way.batch > 1 else {}
     row |= {"devices": len(devices_of(loaded.model))} | dict.fromkeys(_FIGURES)
     device, devices = options.device, devices_of(loaded.model)
-    length = way.context + options.longest
-    generator = torch.Generator().manual_seed(options.seed)
-    vocabulary = loaded.model.config.get_text_config().vocab_size
-    prompts = torch.randint(0, vocabulary, (way.batch, way.context), generator=generator).tolist()
+    length, prompts = way.context + options.longest, _prompts(loaded, options, way.context, way.batch)
     # What torch.compile made for an earlier way is in reference cycles.
     gc.collect()
     try:
@@ -309,6 +325,13 @@ def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear],
         if options.profiled:
             row["profile"] = profile(lambda: decoder.decode_steps(8), 8)
     return row
+
+
+def _prompts(loaded: LoadedModel, options: DecodeOptions, context: int, batch: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(options.seed)
+    vocabulary = loaded.model.config.get_text_config().vocab_size
+    prompts: list[list[int]] = torch.randint(0, vocabulary, (batch, context), generator=generator).tolist()
+    return prompts
 
 
 def _memory(loaded: LoadedModel, packed: Mapping[str, PackedLinear], decoder: Decoder, grown: int) -> Row:

@@ -39,9 +39,7 @@ WHAT_TIMES = (
 
 
 TUNE_COLUMNS = (
-    *KEYS[:2],
-    *BATCH,
-    *KEYS[2:-1],
+    *KEYS[:-1],
     Column("us", figure=True),
     Column("p20-p80", figure=True),
     Column("from"),
@@ -87,10 +85,12 @@ def tune_report(environment: Mapping[str, Any], rows: Sequence[Row]) -> Report:
         environment: The machine.
         rows: Result rows.
     """
-    cells = [_tune_cells(row) for row in rows if row["outcome"] != "constraint"]
+    several = any(_tokens(row) > 1 for row in rows)
+    columns = (*TUNE_COLUMNS[:2], *(BATCH if several else ()), *TUNE_COLUMNS[2:])
+    cells = [_tune_cells(row, several) for row in rows if row["outcome"] != "constraint"]
     compiling = f"{sum(row['compile_seconds'] for row in rows):.1f} s of compiling, in no figure above"
     document = {"schema": TUNE_SCHEMA, "environment": environment, "rows": _plain(rows)}
-    return Report(f"Fastest right configs on {environment['gpu']['name']}", TUNE_COLUMNS, cells, [compiling], document, rows)
+    return Report(f"Fastest right configs on {environment['gpu']['name']}", columns, cells, [compiling], document, rows)
 
 
 def judge(rows: Sequence[Row]) -> list[Row]:
@@ -312,12 +312,12 @@ def _cells(row: Row) -> dict[str, str]:
     }
 
 
-def _tune_cells(row: Row) -> list[str]:
+def _tune_cells(row: Row, several: bool) -> list[str]:
     us = row["us"]
     return [
         row["layer"],
         "x".join(map(str, row["of_shape"])),
-        str(_tokens(row)),
+        *([str(_tokens(row))] if several else []),
         row["pattern"] or "dense",
         f"{row['kernel']}/{row['variant']}",
         f"{us['p50']:.2f}" if us else "-",

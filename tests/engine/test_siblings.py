@@ -88,6 +88,17 @@ def test_a_prompt_takes_four_products_a_layer_and_gives_the_same_logits(tiny_lla
         assert (reply(), count, len(products)) == (together, 4 * layers, 7 * layers)
 
 
+def test_many_tokens_share_only_what_one_piece_holds(monkeypatch):
+    """Else the dense rows fall into as many pieces as there are weights, and a weight alone needs no rows put in place."""
+    for piece in (1, 1 << 20):
+        monkeypatch.setattr("sdbench.kernels.spmm.expand.PIECE_BYTES", piece)
+        together = Siblings([packed(200), packed(56)])
+        few, many = torch.randn(1, 32, 32), torch.randn(1, 33, 32)
+        with torch.no_grad():
+            assert together.product(0, few) is not None and together.product(1, few) is not None
+            assert (together.product(0, many) is not None) == (piece > 1) == (together.product(1, many) is not None)
+
+
 def test_what_nobody_takes_goes_with_the_input():
     """A forward that fails halfway, or never asks the others, leaves nothing behind."""
     together, x = Siblings([packed(8), packed(3)]), torch.randn(4, 32)

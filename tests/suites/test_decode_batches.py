@@ -62,7 +62,7 @@ def test_rows_of_several_prompts(folder: Path, tmp_path: Path, monkeypatch: pyte
         assert row["ms_per_token"] == pytest.approx(1e3 * took / 4)
     assert rows[3]["speedup"] == rows[3]["decode_rate"]["p50"] / rows[2]["decode_rate"]["p50"]
     saved = read_run(tmp_path / "run")
-    assert [row["record"] for row in saved.rows] == ["decode", "batch", "decode", "batch", "other"]
+    assert [row["record"] for row in saved.rows] == ["decode", "batch", "decode", "batch", "prompt", "other"]
     assert of_run(saved).document["rows"] == report(rows, wanted.arguments(), {}).document["rows"]
     monkeypatch.setattr(suite, "load_model", None)
     with RunDirectory.open(tmp_path / "run", "decode", wanted.arguments(), {}) as directory:

@@ -14,16 +14,21 @@ from rich.console import Console
 from transformers import PreTrainedModel
 from triton.runtime.errors import OutOfResources, PTXASError
 
+from sdbench.calibrate.magnitude import keep_mask
+from sdbench.calibrate.select import select_linears
 from sdbench.engine.decoders import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH, TransformersDecoder, named
 from sdbench.engine.fused import FusedDecoder
+from sdbench.engine.packed_linear import packed_linears
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.models import load_model, resolve_model
+from sdbench.packing import pack
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.decode import suite
 from sdbench.suites.decode.profile import kind_of, shares
-from sdbench.suites.decode.report import SHORT, report
+from sdbench.suites.decode.prompts import in_turn
+from sdbench.suites.decode.report import SHORT, _prompts, report
 from sdbench.suites.decode.suite import DecodeOptions, judge, run
 from sdbench.suites.reports import render
 from sdbench.suites.runs import read_run
@@ -84,7 +89,50 @@ def test_every_way_and_context_has_a_row(folder: Path, tmp_path: Path) -> None:
     assert rows[1]["step_bytes"] - rows[0]["step_bytes"] == 5 * 2 * 2 * 64 * 4  # positions x layers x keys and values x width x bytes
     fastest = max(row["decode_rate"]["p50"] for row in rows[:3] if row["context"] == 4)
     assert rows[3]["speedup"] == pytest.approx(rows[3]["decode_rate"]["p50"] / fastest)
+    assert [bool(row["prompt"]) for row in rows] == [False, False, False, True, True]
+    for row in rows[3:]:
+        prompt = row["prompt"]
+        assert (prompt["context"], prompt["pairs"], prompt["outcome"]) == (row["context"], 2, "correct")
+        assert (
+            prompt["dense_seconds"]["p50"] > 0 and prompt["pruned_seconds"]["p50"] > 0 and prompt["ratio"]["p20"] <= prompt["ratio"]["p50"]
+        )
+    assert render(read_run(tmp_path / "run")).more == report(rows, wanted.arguments(), {}).more
     assert render(read_run(tmp_path / "run")).cells == report(rows, wanted.arguments(), {}).cells
+
+
+def test_prompts_run_in_turn_on_what_they_say(tiny_qwen3: PreTrainedModel) -> None:
+    """Dense products first, then packed ones, then the other way round; the model is left as it was."""
+    linears = select_linears(tiny_qwen3)
+    weights = {name: pack(one.weight.detach(), keep_mask(one.weight, Pattern(2, 4)), Pattern(2, 4)) for name, one in linears.items()}
+    seen: list[str] = []
+    layer = tiny_qwen3.model.layers[0].mlp
+    with torch.no_grad(), packed_linears(tiny_qwen3, weights, "pruned") as packed:
+        hooks = [linears["model.layers.0.mlp.down_proj"].register_forward_hook(lambda *_: seen.append("dense"))]
+        hooks.append(packed["model.layers.0.mlp.down_proj"].register_forward_hook(lambda *_: seen.append("pruned")))
+        rows = list(in_turn(tiny_qwen3, packed, linears, [[5, 6, 7], [5] * 9], 3))
+        assert layer.down_proj is packed["model.layers.0.mlp.down_proj"]
+    for hook in hooks:
+        hook.remove()
+    assert seen == 2 * ["dense", "pruned", "pruned", "dense", "dense", "pruned", "pruned", "dense"]
+    assert [(row["context"], row["outcome"]) for row in rows] == [(3, "correct"), (9, "correct")]
+    assert layer.down_proj is linears["model.layers.0.mlp.down_proj"]
+
+
+def test_prompts_without_room_for_both_weights(tiny_qwen3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    linears = select_linears(tiny_qwen3)
+    weights = {name: pack(one.weight.detach(), keep_mask(one.weight, Pattern(2, 4)), Pattern(2, 4)) for name, one in linears.items()}
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+    monkeypatch.setattr("sdbench.suites.decode.prompts._pairs", full)
+    with torch.no_grad(), packed_linears(tiny_qwen3, weights, "pruned") as packed:
+        (row,) = in_turn(tiny_qwen3, packed, linears, [[5, 6, 7]], 3)
+    assert (row["outcome"], row["reason"]) == ("out_of_resources", "CUDA out of memory. Tried to allocate 2 GiB")
+    assert row["ratio"] is None and row["dense_seconds"] is None
+    table = _prompts([{"arm": "2:4", "prompt": row}])
+    assert table is not None and not table.cells
+    assert table.lines[1] == "prompt of 2:4, 3: out_of_resources (CUDA out of memory. Tried to allocate 2 GiB)"
 
 
 def test_a_resumed_run_keeps_what_it_has(folder: Path, tmp_path: Path) -> None:
