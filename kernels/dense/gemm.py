@@ -15,26 +15,33 @@ MOST_TOKENS = 32
 _MATRIX_COLUMNS = 16
 """Fewest columns that every matrix unit takes."""
 
+_LONGEST_SUM = 5120
+"""Columns that the matrix units of a Hopper GPU add up at most: they cut off what does not fit, and their error grows with each step."""
+
 
 @triton.jit
 def gemm_kernel(
     w_ptr, x_ptr, y_ptr, tokens,
     OUT: tl.constexpr, IN: tl.constexpr, TOKENS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    WIDE: tl.constexpr,
+    PARTS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """y[t, r] = (W x_t)[r]; TOKENS is a power of two, those from ``tokens`` on are zeros."""
     row = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     token = tl.arange(0, TOKENS)
     w_ptr += row.to(tl.int64)[:, None] * IN
     x_ptr += token[None, :] * IN
+    PART: tl.constexpr = (IN + PARTS * BLOCK_K - 1) // (PARTS * BLOCK_K) * BLOCK_K
     total = tl.zeros([BLOCK_OUT, TOKENS], tl.float32)
-    for start in tl.range(0, IN, BLOCK_K, num_stages=STAGES):
-        column = start + tl.arange(0, BLOCK_K)
-        w = tl.load(w_ptr + column[None, :], mask=(row < OUT)[:, None] & (column < IN)[None, :], other=0.0)
-        x = tl.load(x_ptr + column[:, None], mask=(token < tokens)[None, :] & (column < IN)[:, None], other=0.0)
-        if WIDE:
-            w = w.to(tl.float32)
-        total = tl.dot(w, x.to(w.dtype), total, input_precision="ieee")
+    for part in tl.static_range(PARTS):
+        sums = tl.zeros([BLOCK_OUT, TOKENS], tl.float32)
+        for start in tl.range(part * PART, min(IN, part * PART + PART), BLOCK_K, num_stages=STAGES):
+            column = start + tl.arange(0, BLOCK_K)
+            w = tl.load(w_ptr + column[None, :], mask=(row < OUT)[:, None] & (column < IN)[None, :], other=0.0)
+            x = tl.load(x_ptr + column[:, None], mask=(token < tokens)[None, :] & (column < IN)[:, None], other=0.0)
+            if WIDE:
+                w = w.to(tl.float32)
+            sums = tl.dot(w, x.to(w.dtype), sums, input_precision="ieee")
+        total += sums
     tl.store(y_ptr + token[None, :] * OUT + row[:, None], total, mask=(row < OUT)[:, None] & (token < tokens)[None, :])
 
 
@@ -46,6 +53,7 @@ def _constexprs(problem: Problem, config: Config) -> dict[str, int]:
         "BLOCK_OUT": config["block_out"],
         "BLOCK_K": config["block_k"],
         "STAGES": config["stages"],
+        "PARTS": triton.cdiv(problem.in_features, _LONGEST_SUM),
         # The interpreter multiplies bits of bf16, not numbers.
         "WIDE": interpreted(),
     }

@@ -344,8 +344,8 @@ def space(problem: Problem) -> list[Config]:
         {"block_out": warp_rows * row_warps, "block_words": WARP_WORDS * word_warps, "warp_rows": warp_rows, "block_tokens": block_tokens,
          "splits": splits, "arranged": arranged, "pdl": pdl, "memory_rows": memory_rows}
         for warp_rows in (16, 32)
-        for row_warps, word_warps in ((4, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (1, 8), (2, 8), (1, 16))
-        for splits in ((1, 2, 4) if problem.out_features < 4096 else (1,))
+        for row_warps, word_warps in ((1, 2), (2, 2), (1, 4), (2, 4), (1, 8), (2, 8))
+        for splits in ((1, 4) if problem.out_features < 4096 else (1,))
         for arranged in (0, 1)
         for pdl in ((0, 1) if problem.dependent_launch else (0,))
         for memory_rows in ((0, 1) if problem.pattern and problem.pattern.group == WORD else (0,))
