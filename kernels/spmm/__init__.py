@@ -56,7 +56,7 @@ class BoundSpmm:
         packed = self.packed
         if x.shape[-1] != packed.in_features:
             raise SdbenchError(f"spmm multiplies rows of {packed.in_features} elements, not a tensor of shape {tuple(x.shape)}")
-        if x.device != packed.device:
+        if x.get_device() != packed.values.get_device():
             raise SdbenchError(f"spmm: x is on {x.device}, the weight on {packed.device}")
         tokens, wanted = x.numel() // packed.in_features, out_dtype or x.dtype
         if not tokens:

@@ -29,8 +29,8 @@ from sdbench.pattern import WORD
 PIECE_BYTES = 50 << 20
 """Bytes of a piece at most: whole matrices of a small model, since each piece is two more launches."""
 
-_Kept = tuple[Callable[..., object], tuple[Any, ...]]
-"""A compiled kernel on its grid, and the values of its compile-time arguments, in order."""
+_Launch = tuple[Callable[..., object], tuple[Any, ...]]
+"""A compiled kernel on its grid, and its arguments: addresses, which Triton takes without asking the driver about each tensor's memory."""
 
 
 @triton.jit(do_not_specialize=["first_row", "rows"])
@@ -129,7 +129,7 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
     return dense
 
 
-def _launch(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> _Kept | None:
+def _launch(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> _Launch | None:
     """Fills dense, and gives what fills it again without Triton's look-up, which takes longer than the launch; None where Triton has to."""
     grid = -(-(rows.stop - rows.start) // config["block_out"]), -(-packed.in_features // config["block_in"]), 1
     # A kernel asks for OUT only to step from a word to the next.
@@ -137,28 +137,29 @@ def _launch(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) ->
     kernel, named, values, target = expand_kernel, _constexprs(problem, config, on_nvidia()), packed.values, dense
     if config["words"]:
         kernel, values, target = words_kernel, values.view(torch.int64), dense.view(torch.int64)
-    operands = packed.mask_words, values, target, rows.start, rows.stop - rows.start
-    compiled = kernel[grid](*operands, **named, num_warps=config["num_warps"])
+    span = rows.start, rows.stop - rows.start
+    compiled = kernel[grid](packed.mask_words, values, target, *span, **named, num_warps=config["num_warps"])
     # The interpreter compiles nothing, and kernels that are compiled side by side come later; one belongs to the GPU that was current.
     if not isinstance(compiled, CompiledKernel) or packed.device.index != torch.cuda.current_device():
         return None
-    return compiled[grid], tuple(named.values())
+    return compiled[grid], (packed.mask_words.data_ptr(), values.data_ptr(), dense.data_ptr(), *span, *named.values())
 
 
 class Expanded:
     """A packed weight times many tokens, with what its calls share: a prompt makes hundreds of products, and is not to wait for the host.
 
     Args:
-        packed: W ``[out, in]``, any pattern and dtype.
+        packed: W ``[out, in]``, any pattern and dtype; stays on its device.
         config: As in :func:`expand`, and ``piece`` rows at a time.
     """
 
     def __init__(self, packed: PackedWeight, config: Config):
         self._packed, self._config = packed, config
+        self._dtype, self._device = packed.dtype, packed.device
         starts = range(0, packed.out_features, config["piece"])
         self._pieces = [slice(start, min(start + config["piece"], packed.out_features)) for start in starts]
-        self._kept: dict[int, _Kept] = {}
-        self._lay: tuple[int, ...] = ()
+        self._shapes = [(piece.stop - piece.start, packed.in_features) for piece in self._pieces]
+        self._kept: dict[int, tuple[tuple[int, ...], _Launch]] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[..., out]`` = x W^T in the weight's dtype, accumulated as torch accumulates.
@@ -166,31 +167,28 @@ class Expanded:
         Args:
             x: ``[..., in]``; multiplied in the weight's dtype, without a gradient, as by the other kernels.
         """
-        packed = self._packed
         narrow = x.detach() if x.requires_grad else x
-        narrow = narrow if x.dtype == packed.dtype else narrow.to(packed.dtype)
+        narrow = narrow if x.dtype is self._dtype else narrow.to(self._dtype)
         if len(self._pieces) == 1:
             return F.linear(narrow, self._rows(0))
-        y = narrow.new_empty(*x.shape[:-1], packed.out_features)
-        rows, found = narrow.reshape(-1, packed.in_features), y.view(-1, packed.out_features)
+        y = narrow.new_empty(*x.shape[:-1], self._packed.out_features)
+        rows, found = narrow.reshape(-1, x.shape[-1]), y.view(-1, self._packed.out_features)
         for place, piece in enumerate(self._pieces):
             torch.mm(rows, self._rows(place).T, out=found[:, piece])
         return y
 
     def _rows(self, place: int) -> Tensor:
         """Dense rows of a piece, until the next launch."""
-        packed, piece = self._packed, self._pieces[place]
-        dense = scratch("expanded rows", (piece.stop - piece.start, packed.in_features), packed.dtype, packed.device)
-        # Weights that were moved, or became rows of a stack, are not what the kernel was compiled for.
-        lay = packed.mask_words.data_ptr(), packed.values.data_ptr(), packed.pitch
-        if lay != self._lay:
-            self._lay, self._kept = lay, {}
+        mask, values = self._packed.mask_words, self._packed.values
+        dense = scratch("expanded rows", self._shapes[place], self._dtype, self._device)
+        # Weights that were moved, or became rows of a stack, are not where the kernel was told.
+        lay = mask.data_ptr(), values.data_ptr(), dense.data_ptr(), mask.stride(0)
         kept = self._kept.get(place)
-        if kept:
-            run, constexprs = kept
-            run(packed.mask_words, packed.values, dense, piece.start, piece.stop - piece.start, *constexprs)
-        elif kept := _launch(packed, piece, dense, self._config):
-            self._kept[place] = kept
+        if kept and kept[0] == lay:
+            run, arguments = kept[1]
+            run(*arguments)
+        elif launch := _launch(self._packed, self._pieces[place], dense, self._config):
+            self._kept[place] = lay, launch
         return dense
 
 

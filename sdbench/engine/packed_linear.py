@@ -73,9 +73,9 @@ class PackedLinear(nn.Module):
                 return F.linear(x, self.prefill_weight, self.bias)
             y = self.several(x)
         else:
-            rows = x.reshape(-1, self.in_features)
-            self.calls += len(rows)
-            y = self.several(x) if len(rows) > 1 else self.spmv(rows).view(*x.shape[:-1], self.out_features)
+            tokens = x.numel() // self.in_features
+            self.calls += tokens
+            y = self.several(x) if tokens > 1 else self.spmv(x).view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
     def several(self, x: Tensor) -> Tensor:

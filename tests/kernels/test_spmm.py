@@ -103,7 +103,7 @@ class Launches(CompiledKernel):
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., CompiledKernel]:
         def launch(*operands: Any, num_warps: int | None = None, **named: Any) -> CompiledKernel:
             self.looked_up += num_warps is not None
-            pointers = [operand.data_ptr() if isinstance(operand, torch.Tensor) else operand for operand in operands]
+            pointers = [operand.data_ptr() if isinstance(operand, torch.Tensor) else operand for operand in operands]  # as the driver sees
             self.seen.append((grid, *pointers, *named.values()))
             return self
 
