@@ -81,6 +81,10 @@ pruned, quantised or as it was. ``keep`` and ``pattern`` are None together.
 """
 
 
+Product = Callable[[Tensor, torch.dtype], Tensor]
+"""``product(x, dtype)`` multiplies ``[..., in]`` into ``[..., out]``: in that dtype where it can choose, else in its own."""
+
+
 def as_it_is(dense: Tensor, keep: Tensor | None, pattern: Pattern | None) -> tuple[Any, Tensor]:
     """A ``Prepare`` of the dense matrix itself, or of its PackedWeight where there is a pattern."""
     if keep is None or pattern is None:
@@ -106,8 +110,7 @@ class Variant:
         compile_source: For compile-only checks; None for variants without a kernel of ours.
         prepare: Makes the operand; variants with one and the same function share their operands.
         tokens: Fewest and most rows of x that it is for; None for no limit.
-        bind: ``bind(operand, config)`` gives what multiplies x ``[..., in]`` into ``[..., out]``, in the operand's dtype, again and again:
-            it holds what its calls share. None where ``launch`` has nothing to hold.
+        bind: ``bind(operand, config)`` gives a product that holds what its calls share; None where ``launch`` has nothing to hold.
     """
 
     kernel: str
@@ -121,7 +124,7 @@ class Variant:
     compile_source: Callable[[Problem, Config], CompileSource] | None = None
     prepare: Prepare = as_it_is
     tokens: tuple[int, int | None] = (1, 1)
-    bind: Callable[[Any, Config], Callable[[Tensor], Tensor]] | None = None
+    bind: Callable[[Any, Config], Product] | None = None
 
     def serves(self, tokens: int) -> bool:
         """Whether it is for so many rows of x."""

@@ -60,13 +60,14 @@ def devices_of(model: Any) -> list[torch.device]:
     return list(dict.fromkeys(parameter.device for parameter in model.parameters()))
 
 
-_HERE = nullcontext()
+def elsewhere(tensor: Tensor) -> bool:
+    """Whether a tensor is on a GPU that is not the current one."""
+    return tensor.is_cuda and tensor.get_device() != torch.cuda.current_device()
 
 
 def at_device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """A block in which a tensor's GPU is the current one; where it is already, nothing is done, which takes less time."""
-    here = not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device()
-    return _HERE if here else torch.cuda.device_of(tensor)
+    return torch.cuda.device_of(tensor) if elsewhere(tensor) else nullcontext()
 
 
 def map_devices(model: Any, strategy: str) -> dict[str, torch.device]:

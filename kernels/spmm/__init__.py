@@ -1,7 +1,7 @@
 """Y = X W^T for a packed N:M weight and any number of tokens, without a dense copy that stays: prompts and small batches."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from sdbench.errors import SdbenchError
 from sdbench.kernels import registry
 from sdbench.kernels.launching import can_run
-from sdbench.kernels.registry import Config, Variant
+from sdbench.kernels.registry import Config, Product, Variant
 from sdbench.kernels.spmv import choose, problem_of
 from sdbench.packing import PackedWeight
 
@@ -44,44 +44,47 @@ class BoundSpmm:
     Attributes:
         packed: W, ``[out, in]`` in kernel form.
         variant: ``"auto"``, or a registered name.
-        found: By numbers of tokens that have come already; with what the variant bound, where it binds.
+        found: What multiplies x, by its shape, of those shapes that have come already.
     """
 
     packed: PackedWeight
     variant: str = "auto"
-    found: dict[int, tuple[Variant, Config, Callable[[Tensor], Tensor] | None]] = field(default_factory=dict)
+    found: dict[torch.Size, Product] = field(default_factory=dict)
+    _bound: dict[tuple[str, tuple[int, ...]], Product] = field(default_factory=dict)
 
-    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """Multiplies ``[..., in]`` into ``[..., out]``; see :func:`spmm`."""
-        packed = self.packed
+        wanted = out_dtype or x.dtype
+        y = (self.found.get(x.shape) or self._find(x))(x, wanted)
+        return y if y.dtype is wanted else y.to(wanted)
+
+    def _find(self, x: Tensor) -> Product:
+        packed, tokens = self.packed, x.numel() // self.packed.in_features
         if x.shape[-1] != packed.in_features:
             raise SdbenchError(f"spmm multiplies rows of {packed.in_features} elements, not a tensor of shape {tuple(x.shape)}")
-        if x.get_device() != packed.values.get_device():
-            raise SdbenchError(f"spmm: x is on {x.device}, the weight on {packed.device}")
-        tokens, wanted = x.numel() // packed.in_features, out_dtype or x.dtype
+        self._require_device(x)
         if not tokens:
-            return x.new_empty(*x.shape[:-1], packed.out_features, dtype=wanted)
-        if tokens not in self.found:
-            self.found[tokens] = self._find(tokens)
-        chosen, config, bound = self.found[tokens]
-        if bound:
-            y = bound(x)
-        else:
-            rows = x.reshape(tokens, packed.in_features)
-            y = chosen.launch(packed, rows, rows.new_empty(tokens, packed.out_features, dtype=wanted), config)
-            y = y.view(*x.shape[:-1], packed.out_features)
-        return y if y.dtype == wanted else y.to(wanted)
-
-    def _find(self, tokens: int) -> tuple[Variant, Config, Callable[[Tensor], Tensor] | None]:
-        packed = self.packed
+            return lambda x, dtype: x.new_empty(*x.shape[:-1], packed.out_features, dtype=dtype)
         chosen = registry.find("spmm", auto_variant(packed, tokens) if self.variant == "auto" else self.variant)
         refusal = can_run(chosen.needs, packed.device) or chosen.constraint(problem_of(packed, tokens))
         if refusal:
             raise SdbenchError(f"spmm variant {chosen.name}: {refusal}")
         config = config_for(packed, chosen, tokens)
-        # Prompts of all lengths share what was bound: beyond the searched numbers of tokens they have one config.
-        same = next((bound for variant, other, bound in self.found.values() if variant is chosen and other == config), None)
-        return chosen, config, same or (chosen.bind and chosen.bind(packed, config))
+        # Prompts of all lengths share one: beyond the searched numbers of tokens they have one config.
+        key = chosen.name, tuple(config.values())
+        if key not in self._bound:
+            self._bound[key] = chosen.bind(packed, config) if chosen.bind else partial(self._launch, chosen, config)
+        return self.found.setdefault(x.shape, self._bound[key])
+
+    def _launch(self, chosen: Variant, config: Config, x: Tensor, dtype: torch.dtype) -> Tensor:
+        self._require_device(x)
+        rows = x.reshape(-1, self.packed.in_features)
+        y = rows.new_empty(len(rows), self.packed.out_features, dtype=dtype)
+        return chosen.launch(self.packed, rows, y, config).view(*x.shape[:-1], self.packed.out_features)
+
+    def _require_device(self, x: Tensor) -> None:
+        if x.device != self.packed.device:
+            raise SdbenchError(f"spmm: x is on {x.device}, the weight on {self.packed.device}")
 
 
 def spmm(packed: PackedWeight, x: Tensor, variant: str = "auto", *, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -100,4 +103,4 @@ def spmm(packed: PackedWeight, x: Tensor, variant: str = "auto", *, out_dtype: t
         UsageError: An unknown variant.
         SdbenchError: x does not fit, or the variant cannot take this product here.
     """
-    return BoundSpmm(packed, variant)(x, out_dtype)
+    return BoundSpmm(packed, variant).multiply(x, out_dtype)

@@ -8,7 +8,9 @@ the other has a thread unfold whole words in registers (``unfold.py``).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-from sdbench.kernels.launching import on_nvidia, pointer_type, scratch
+from sdbench.kernels.launching import on_nvidia, pointer_type, scratch, stream_of
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 from sdbench.kernels.spmm.permutes import room_ptx, unfold_ptx
 from sdbench.kernels.spmm.unfold import room_of, unfold
@@ -29,8 +31,24 @@ from sdbench.pattern import WORD
 PIECE_BYTES = 50 << 20
 """Bytes of a piece at most: whole matrices of a small model, since each piece is two more launches."""
 
-_Launch = tuple[Callable[..., object], tuple[Any, ...]]
-"""A compiled kernel on its grid, and its arguments: addresses, which Triton takes without asking the driver about each tensor's memory."""
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A launch that can be repeated without Triton's look-up, which takes longer than the launch.
+
+    Attributes:
+        run: The compiled kernel on its grid.
+        arguments: Addresses of mask words, values and dense rows first: of a tensor, Triton would ask the driver each time.
+        pitch: Of the weight.
+        stream: Whose scratch memory the dense rows are.
+        dense: Those rows, which scratch memory may give back.
+    """
+
+    run: Callable[..., object]
+    arguments: tuple[Any, ...]
+    pitch: int
+    stream: int
+    dense: "ref[Tensor]"
 
 
 @triton.jit(do_not_specialize=["first_row", "rows"])
@@ -129,8 +147,8 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
     return dense
 
 
-def _launch(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> _Launch | None:
-    """Fills dense, and gives what fills it again without Triton's look-up, which takes longer than the launch; None where Triton has to."""
+def _launch(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> tuple[Callable[..., object], tuple[Any, ...]] | None:
+    """Fills dense, and gives the compiled kernel on its grid with its arguments; None where only Triton can launch it again."""
     grid = -(-(rows.stop - rows.start) // config["block_out"]), -(-packed.in_features // config["block_in"]), 1
     # A kernel asks for OUT only to step from a word to the next.
     problem = Problem(packed.pitch, packed.in_features, packed.dtype, packed.pattern, 1)
@@ -155,46 +173,57 @@ class Expanded:
 
     def __init__(self, packed: PackedWeight, config: Config):
         self._packed, self._config = packed, config
-        self._dtype, self._device = packed.dtype, packed.device
+        self._dtype, self._index, self._stream_of = packed.dtype, packed.device.index, stream_of(packed.device)
         starts = range(0, packed.out_features, config["piece"])
         self._pieces = [slice(start, min(start + config["piece"], packed.out_features)) for start in starts]
-        self._shapes = [(piece.stop - piece.start, packed.in_features) for piece in self._pieces]
-        self._kept: dict[int, tuple[tuple[int, ...], _Launch]] = {}
+        self._kept: list[_Kept | None] = [None] * len(self._pieces)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """``[..., out]`` = x W^T in the weight's dtype, accumulated as torch accumulates.
 
         Args:
             x: ``[..., in]``; multiplied in the weight's dtype, without a gradient, as by the other kernels.
+            dtype: What is asked for; torch's product has no other than its operands'.
         """
-        narrow = x.detach() if x.requires_grad else x
-        narrow = narrow if x.dtype is self._dtype else narrow.to(self._dtype)
+        if x.requires_grad:
+            x = x.detach()
+        if x.dtype is not self._dtype:
+            x = x.to(self._dtype)
         if len(self._pieces) == 1:
-            return F.linear(narrow, self._rows(0))
-        y = narrow.new_empty(*x.shape[:-1], self._packed.out_features)
-        rows, found = narrow.reshape(-1, x.shape[-1]), y.view(-1, self._packed.out_features)
+            return F.linear(x, self._rows(0))
+        y = x.new_empty(*x.shape[:-1], self._packed.out_features)
+        rows, found = x.reshape(-1, x.shape[-1]), y.view(-1, self._packed.out_features)
         for place, piece in enumerate(self._pieces):
             torch.mm(rows, self._rows(place).T, out=found[:, piece])
         return y
 
     def _rows(self, place: int) -> Tensor:
         """Dense rows of a piece, until the next launch."""
-        mask, values = self._packed.mask_words, self._packed.values
-        dense = scratch("expanded rows", self._shapes[place], self._dtype, self._device)
+        kept, mask, values = self._kept[place], self._packed.mask_words, self._packed.values
         # Weights that were moved, or became rows of a stack, are not where the kernel was told.
-        lay = mask.data_ptr(), values.data_ptr(), dense.data_ptr(), mask.stride(0)
-        kept = self._kept.get(place)
-        if kept and kept[0] == lay:
-            run, arguments = kept[1]
-            run(*arguments)
-        elif launch := _launch(self._packed, self._pieces[place], dense, self._config):
-            self._kept[place] = lay, launch
+        if (
+            kept is not None
+            and (dense := kept.dense()) is not None
+            and kept.stream == self._stream_of(self._index)
+            and kept.arguments[0] == mask.data_ptr()
+            and kept.arguments[1] == values.data_ptr()
+            and kept.pitch == mask.stride(0)
+        ):
+            kept.run(*kept.arguments, stream=kept.stream)
+            return dense
+        return self._look_up(place)
+
+    def _look_up(self, place: int) -> Tensor:
+        packed, piece = self._packed, self._pieces[place]
+        dense = scratch("expanded rows", (piece.stop - piece.start, packed.in_features), packed.dtype, packed.device)
+        launch = _launch(packed, piece, dense, self._config)
+        self._kept[place] = launch and _Kept(*launch, packed.pitch, self._stream_of(self._index), ref(dense))
         return dense
 
 
 def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor:
     """``[tokens, out]`` = x W^T, not in y; see :class:`Expanded`."""
-    return Expanded(packed, config)(x)
+    return Expanded(packed, config).multiply(x, y.dtype)
 
 
 def pieces(packed: PackedWeight) -> int:
@@ -246,6 +275,6 @@ register(
         default=default,
         compile_source=compile_source,
         tokens=(2, None),
-        bind=Expanded,
+        bind=lambda packed, config: Expanded(packed, config).multiply,
     )
 )

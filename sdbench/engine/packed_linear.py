@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdbench.devices import at_device_of
+from sdbench.devices import at_device_of, elsewhere
 from sdbench.engine.phase import current_phase
 from sdbench.engine.siblings import Siblings, group
 from sdbench.errors import CheckFailed
@@ -61,10 +61,9 @@ class PackedLinear(nn.Module):
         Raises:
             RuntimeError: No phase is open (see :mod:`sdbench.engine.phase`): one position may be a decode step or a short prompt.
         """
-        with at_device_of(x):
-            return self._product(x)
-
-    def _product(self, x: Tensor) -> Tensor:
+        if elsewhere(x):
+            with at_device_of(x):
+                return self.forward(x)
         phase = current_phase()
         if phase is None:
             raise RuntimeError("a PackedLinear ran outside a phase; drive the model by sdbench.engine.greedy")
@@ -81,7 +80,7 @@ class PackedLinear(nn.Module):
     def several(self, x: Tensor) -> Tensor:
         """W x for any number of tokens ``[..., in]``, without the bias; together with its siblings, where it has any."""
         found = self.siblings[0].product(self.siblings[1], x) if self.siblings else None
-        return self.spmm(x) if found is None else found
+        return self.spmm.multiply(x) if found is None else found
 
     @property
     def variant(self) -> str:
@@ -221,7 +220,7 @@ def _products(module: PackedLinear, x: Tensor) -> dict[str, Tensor]:
     """Each way in which a module multiplies so many tokens ``[tokens, in]``, by what messages call it."""
     if len(x) == 1:
         return {f"{module.variant} SpMV": module.spmv(x[0], torch.float32)[None]}
-    found = {f"packed product of {len(x)} tokens": module.spmm(x)}
+    found = {f"packed product of {len(x)} tokens": module.spmm.multiply(x)}
     if module.siblings:
         # The first one multiplies for all.
         module.siblings[0].product(0, x)

@@ -33,18 +33,23 @@ class Siblings:
         self._spmm = BoundSpmm(self.weight)
         self._most = None if pieces(self.weight) == 1 else FEW_TOKENS * self.weight.in_features
         self._sizes = [weight.out_features for weight in weights]
-        self._shared: tuple[ref[Tensor], dict[int, Tensor]] | None = None
+        self._shared: tuple[ref[Tensor], list[Tensor | None]] | None = None
 
     def product(self, place: int, x: Tensor) -> Tensor | None:
         """``[..., out]`` of the weight at a place for x ``[..., in]``; None where it was not multiplied with the others."""
         if place == 0:
             if self._most is not None and x.numel() > self._most:
                 return None
-            made = dict(enumerate(torch.split_with_sizes(self._spmm(x), self._sizes, -1)))
+            first, *others = torch.split_with_sizes(self._spmm.multiply(x), self._sizes, -1)
+            made: list[Tensor | None] = [None, *others]
             self._shared = ref(x, lambda _: made.clear()), made
+            return first
         # Read once: a forward in another thread may put its own there.
         shared = self._shared
-        return shared[1].pop(place, None) if shared and shared[0]() is x else None
+        if shared is None or shared[0]() is not x:
+            return None
+        taken, shared[1][place] = shared[1][place], None
+        return taken
 
 
 def group(weights: Mapping[str, PackedWeight], places: Mapping[str, nn.Module]) -> dict[str, tuple[Siblings, int]]:

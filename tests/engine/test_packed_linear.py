@@ -1,7 +1,8 @@
 """Packed linears in a live model: the phase says which way they run, launches are counted, and the model comes back as it was."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,7 +112,9 @@ def test_a_wrong_kernel_never_gets_into_a_model(monkeypatch: pytest.MonkeyPatch)
 def test_a_wrong_product_of_several_tokens_never_gets_into_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(8, 3, bias=False))
     weights = {"0": packed(torch.eye(3, 8) + 1)}
-    monkeypatch.setattr("sdbench.engine.packed_linear.BoundSpmm", lambda weight: lambda x: 1.001 * spmm(weight, x))
+    monkeypatch.setattr(
+        "sdbench.engine.packed_linear.BoundSpmm", lambda weight: SimpleNamespace(multiply=lambda x: 1.001 * spmm(weight, x))
+    )
     # Decode steps of several prompts ask for it too, whatever the prompts run on.
     for prefill in ("pruned", "dense"):
         with pytest.raises(CheckFailed, match="layer 0: the packed product of 2 tokens is wrong"), packed_linears(model, weights, prefill):
@@ -123,8 +126,8 @@ def test_a_wrong_product_of_a_prompt_never_gets_into_a_model(monkeypatch: pytest
     model = nn.Sequential(nn.Linear(8, 3, bias=False))
     weights = {"0": packed(torch.eye(3, 8) + 1)}
 
-    def bound(weight: PackedWeight) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda x: spmm(weight, x) * (1 if len(x) <= FEW_TOKENS else 1.001)
+    def bound(weight: PackedWeight) -> SimpleNamespace:
+        return SimpleNamespace(multiply=lambda x: spmm(weight, x) * (1 if len(x) <= FEW_TOKENS else 1.001))
 
     monkeypatch.setattr("sdbench.engine.packed_linear.BoundSpmm", bound)
     with pytest.raises(CheckFailed, match="layer 0: the packed product of 33 tokens is wrong"), packed_linears(model, weights, "pruned"):
@@ -163,11 +166,12 @@ def test_launches_are_on_the_layer_s_device(monkeypatch: pytest.MonkeyPatch) -> 
 
         return guarded
 
+    monkeypatch.setattr("sdbench.engine.packed_linear.elsewhere", lambda tensor: not inside)
     monkeypatch.setattr("sdbench.engine.packed_linear.at_device_of", guard)
     monkeypatch.setattr("sdbench.checkpoints.linear.at_device_of", guard)
     monkeypatch.setattr("sdbench.engine.packed_linear.bind", seen(bind))
     monkeypatch.setattr(BoundSpmv, "__call__", seen(BoundSpmv.__call__))
-    monkeypatch.setattr(BoundSpmm, "__call__", seen(BoundSpmm.__call__))
+    monkeypatch.setattr(BoundSpmm, "multiply", seen(BoundSpmm.multiply))
     model = nn.Sequential(nn.Linear(8, 3))
     weight = packed(model[0].weight)
     with torch.no_grad(), packed_linears(model, {"0": weight}, "pruned"):

@@ -69,7 +69,7 @@ def test_a_prompt_takes_four_products_a_layer_and_gives_the_same_logits(tiny_lla
         for name, linear in select_linears(tiny_llama).items()
     }
     products: list[int] = []
-    multiply = BoundSpmm.__call__
+    multiply = BoundSpmm.multiply
 
     def counted(self: BoundSpmm, x: Tensor, *others: Any) -> Tensor:
         products.append(self.packed.out_features)
@@ -79,7 +79,7 @@ def test_a_prompt_takes_four_products_a_layer_and_gives_the_same_logits(tiny_lla
         products.clear()
         return greedy(tiny_llama, [[5, 6, 7]], max_new_tokens=4, eos_ids=(), ignore_eos=True)[0].ids
 
-    monkeypatch.setattr(BoundSpmm, "__call__", counted)
+    monkeypatch.setattr(BoundSpmm, "multiply", counted)
     with packed_linears(tiny_llama, weights, "pruned") as modules:
         layers = len(tiny_llama.model.layers)
         together, count = reply(), len(products)
@@ -117,7 +117,7 @@ def test_a_wrong_product_of_siblings_never_gets_into_a_model(tiny_llama, monkeyp
         name: pack(linear.weight.detach(), keep_mask(linear.weight, TWO_OF_FOUR), TWO_OF_FOUR)
         for name, linear in select_linears(tiny_llama).items()
     }
-    multiply = BoundSpmm.__call__
+    multiply = BoundSpmm.multiply
 
     def wrong(self: BoundSpmm, x: Tensor, *others: Any) -> Tensor:
         y = multiply(self, x, *others)
@@ -125,7 +125,7 @@ def test_a_wrong_product_of_siblings_never_gets_into_a_model(tiny_llama, monkeyp
             y[..., -1] *= 2
         return y
 
-    monkeypatch.setattr(BoundSpmm, "__call__", wrong)
+    monkeypatch.setattr(BoundSpmm, "multiply", wrong)
     with (
         pytest.raises(CheckFailed, match=r"0\.mlp\.up_proj: the packed product of 2 tokens with its siblings is wrong"),
         packed_linears(tiny_llama, weights, "pruned"),
