@@ -8,7 +8,7 @@ from sdbench.tables import Column
 
 Row = dict[str, Any]
 
-FIGURES = {"weights": "weights GB", "allocated": "allocated GB", "process": "process GB", "gpu": "GPU GB"}
+FIGURES = {"weights": "weights GB", "allocated": "alloc GB", "process": "process GB", "gpu": "GPU GB"}
 """Figures of memory that are compared with the dense model's, and their columns."""
 
 KEPT = {
@@ -38,15 +38,17 @@ def memory_table(names: Sequence[Column], rows: Sequence[tuple[Sequence[str], Ma
     if not known:
         return None
     shown = [name for name in FIGURES if any(memory.get(name) is not None for _, memory in known)]
+    if "process" in shown and all(memory.get("process") is not None for _, memory in known):
+        # The whole GPU's account stands in for the process's where that one cannot be had.
+        shown.remove("gpu")
     columns = [*names, *(Column(text, figure=True) for name in shown for text in (FIGURES[name], "x dense"))]
     cells = [[*key, *(cell for name in shown for cell in (_figure(memory.get(name), 1e-9), _figure(memory.get(f"{name}_ratio"))))]
              for key, memory in known]  # fmt: skip
     lines = ["weights: parameters and packed weights, each memory once; x dense: over the dense arm's"]
     if "allocated" in shown:
-        lines[0] += (
-            "; allocated, process and GPU: what torch's allocator, this process and the whole GPU hold more than before the model was "
-            "loaded, without the fused step's keys and values"
-        )
+        accounts = {"allocated": "torch's allocator", "process": "this process", "gpu": "the whole GPU"}
+        held = ", ".join(f"{FIGURES[name].split()[0]}: what {accounts[name]} holds" for name in shown if name in accounts)
+        lines[0] += f"; {held} more than before the model was loaded, without the fused step's keys and values"
     for where, text in KEPT.items():
         arms = dict.fromkeys(key[0] for key, memory in known if memory.get("originals") == where)
         lines += [f"{', '.join(arms)}: {text}"] if arms else []

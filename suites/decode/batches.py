@@ -10,6 +10,23 @@ from sdbench.tables import Column
 Row = dict[str, Any]
 
 
+SHORT = {
+    "fused step": "fused",
+    "fused step in a CUDA graph": "fused",
+    "fused step in a CUDA graph, int8 weights": "fused",
+    "transformers, static cache and torch.compile": "compile",
+    "transformers, static cache and CUDA graph": "graph",
+    "transformers, eager": "eager",
+}
+"""Names of the ways as the tables have them: the long ones would leave a terminal of 80 characters no room for figures."""
+
+
+def way_of(row: Row) -> str:
+    """The short name of a row's way to decode."""
+    path = str(row["path"])
+    return SHORT.get(path, path)
+
+
 def batch_of(row: Row) -> int:
     """Prompts at once."""
     return int(row.get("batch", 1))
@@ -28,14 +45,15 @@ def batch_table(rows: Sequence[Row]) -> Table:
             best[key] = row
     columns = (
         *(Column(name, key=True) for name in ("arm", "context", "batch")),
-        Column("decodes by"),
+        Column("way"),
         *(Column(name, figure=True) for name in ("tok/s", "p20-p80", "x dense", "ms a step")),
     )
     cells = []
     for (arm, context, batch), row in best.items():
         rate, gain = row["decode_rate"], row["speedup"]
+        took = row["ms_per_token"]
         figures = f"{rate['p50']:.1f}", f"{rate['p20']:.1f}-{rate['p80']:.1f}", "-" if gain is None else f"{gain:.2f}"
-        cells.append([arm, str(context), str(batch), row["path"], *figures, f"{row['ms_per_token']:.3f}"])
+        cells.append([arm, str(context), str(batch), way_of(row), *figures, "-" if took is None else f"{took:.3f}"])
     note = (
         "tok/s: of all prompts together; x dense: over the fastest dense way that was timed at the same context and batch, which for "
         "several prompts is one alone: transformers' step, as on every other arm, without torch.compile; there is no such way with int8 "

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sdbench.suites.decode.batches import batch_of, batch_table
+from sdbench.suites.decode.batches import batch_of, batch_table, way_of
 from sdbench.suites.memory import memory_table
 from sdbench.suites.runs import Report, SavedRun, Table, measured
 from sdbench.tables import Column
@@ -15,16 +15,6 @@ PROFILED = (
     "time from the end of the kernel before to its own, so that kernels that overlap count once; recording makes the step a few percent "
     "longer than the table's; gate is SiLU(gate) * up; dense products are the 8-bit ones in an int8 arm"
 )
-
-SHORT = {
-    "fused step": "fused",
-    "fused step in a CUDA graph": "fused",
-    "fused step in a CUDA graph, int8 weights": "fused",
-    "transformers, static cache and torch.compile": "compile",
-    "transformers, static cache and CUDA graph": "graph",
-    "transformers, eager": "eager",
-}
-"""Names of the ways as the tables have them: the long ones would leave a terminal of 80 characters no room for figures."""
 
 KEYS = (Column("arm", key=True), Column("way", key=True), Column("context", key=True))
 
@@ -120,7 +110,7 @@ def of_run(run: SavedRun) -> Report:
 def _legend(rows: Sequence[Row]) -> list[str]:
     paths: dict[str, dict[str, None]] = {}
     for row in rows:
-        paths.setdefault(_way(row), {})[row["path"]] = None
+        paths.setdefault(way_of(row), {})[row["path"]] = None
     told = [f"{way}: {' or '.join(names)}" for way, names in paths.items() if [*names] != [way]]
     return [f"ways: {'; '.join(told)}"] if told else []
 
@@ -210,12 +200,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _keys(row: Row) -> list[str]:
-    return [row["arm"], _way(row), str(row["context"])]
-
-
-def _way(row: Row) -> str:
-    path = str(row["path"])
-    return SHORT.get(path, path)
+    return [row["arm"], way_of(row), str(row["context"])]
 
 
 def _figure(value: float | None, digits: int, factor: float = 1.0) -> str:

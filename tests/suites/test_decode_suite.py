@@ -26,9 +26,10 @@ from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.decode import suite
+from sdbench.suites.decode.batches import SHORT
 from sdbench.suites.decode.profile import kind_of, shares
 from sdbench.suites.decode.prompts import in_turn
-from sdbench.suites.decode.report import SHORT, _prompts, report
+from sdbench.suites.decode.report import _prompts, report
 from sdbench.suites.decode.suite import DecodeOptions, judge, run
 from sdbench.suites.reports import render
 from sdbench.suites.runs import read_run
