@@ -1,11 +1,15 @@
 """What launchers share: which Triton back end is here, and sums that need a device's properties."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from triton.compiler import CompiledKernel
+
+Repeat = Callable[..., object]
 
 
 def interpreted() -> bool:
@@ -70,6 +74,25 @@ def stream_of(device: torch.device) -> Callable[[int | None], int]:
     # Triton's way takes a tenth of the time of torch's public one.
     found: Callable[[int | None], int] = triton.runtime.driver.active.get_current_stream
     return found
+
+
+def repeatable(compiled: object, grid: tuple[int, int, int], constexprs: Iterable[Any], device: torch.device) -> Repeat | None:
+    """What launches a kernel again without Triton's look-up, which takes several times as long as the launch; None where Triton has to.
+
+    It is called with the operands that are no compile-time values, addresses in place of tensors (of a tensor, Triton would ask the driver
+    each time), aligned as those that the kernel was compiled for, and with ``stream``, that of the device's current stream.
+
+    Args:
+        compiled: What the launch of a ``@triton.jit`` function returned.
+        grid: Of that launch.
+        constexprs: Values of its compile-time arguments, which are its last, in order.
+        device: Of its operands.
+    """
+    # The interpreter compiles nothing, and kernels that are compiled side by side come later; one belongs to the GPU that was current.
+    if not isinstance(compiled, CompiledKernel) or device.index != torch.cuda.current_device():
+        return None
+    run, last = compiled[grid], tuple(constexprs)
+    return lambda *operands, stream: run(*operands, *last, stream=stream)
 
 
 _SCRATCH: dict[tuple[str, torch.device, int, torch.dtype], dict[tuple[int, int], Tensor]] = {}

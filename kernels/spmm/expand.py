@@ -7,7 +7,6 @@ Two kernels write the same rows: one loads a value for every column; where a mas
 the other has a thread unfold whole words in registers (``unfold.py``).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -17,9 +16,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.compiler import CompiledKernel
 
-from sdbench.kernels.launching import on_nvidia, pointer_type, scratch, stream_of
+from sdbench.kernels.launching import Repeat, on_nvidia, pointer_type, repeatable, scratch, stream_of
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 from sdbench.kernels.spmm.permutes import room_ptx, unfold_ptx
 from sdbench.kernels.spmm.unfold import room_of, unfold
@@ -34,18 +32,18 @@ PIECE_BYTES = 50 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A launch that can be repeated without Triton's look-up, which takes longer than the launch.
+    """A launch that can be repeated.
 
     Attributes:
-        run: The compiled kernel on its grid.
-        arguments: Addresses of mask words, values and dense rows first: of a tensor, Triton would ask the driver each time.
+        repeat: The launch.
+        operands: Its operands, addresses of mask words, values and dense rows first.
         pitch: Of the weight.
         stream: Whose scratch memory the dense rows are.
         dense: Those rows, which scratch memory may give back.
     """
 
-    run: Callable[..., object]
-    arguments: tuple[Any, ...]
+    repeat: Repeat
+    operands: tuple[int, ...]
     pitch: int
     stream: int
     dense: "ref[Tensor]"
@@ -147,8 +145,8 @@ def expand(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> 
     return dense
 
 
-def _launch(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> tuple[Callable[..., object], tuple[Any, ...]] | None:
-    """Fills dense, and gives the compiled kernel on its grid with its arguments; None where only Triton can launch it again."""
+def _launch(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) -> tuple[Repeat, tuple[int, ...]] | None:
+    """Fills dense, and gives the launch with its operands; None where only Triton can launch it again."""
     grid = -(-(rows.stop - rows.start) // config["block_out"]), -(-packed.in_features // config["block_in"]), 1
     # A kernel asks for OUT only to step from a word to the next.
     problem = Problem(packed.pitch, packed.in_features, packed.dtype, packed.pattern, 1)
@@ -157,10 +155,8 @@ def _launch(packed: PackedWeight, rows: slice, dense: Tensor, config: Config) ->
         kernel, values, target = words_kernel, values.view(torch.int64), dense.view(torch.int64)
     span = rows.start, rows.stop - rows.start
     compiled = kernel[grid](packed.mask_words, values, target, *span, **named, num_warps=config["num_warps"])
-    # The interpreter compiles nothing, and kernels that are compiled side by side come later; one belongs to the GPU that was current.
-    if not isinstance(compiled, CompiledKernel) or packed.device.index != torch.cuda.current_device():
-        return None
-    return compiled[grid], (packed.mask_words.data_ptr(), values.data_ptr(), dense.data_ptr(), *span, *named.values())
+    repeat = repeatable(compiled, grid, named.values(), packed.device)
+    return repeat and (repeat, (packed.mask_words.data_ptr(), values.data_ptr(), dense.data_ptr(), *span))
 
 
 class Expanded:
@@ -205,11 +201,11 @@ class Expanded:
             kept is not None
             and (dense := kept.dense()) is not None
             and kept.stream == self._stream_of(self._index)
-            and kept.arguments[0] == mask.data_ptr()
-            and kept.arguments[1] == values.data_ptr()
+            and kept.operands[0] == mask.data_ptr()
+            and kept.operands[1] == values.data_ptr()
             and kept.pitch == mask.stride(0)
         ):
-            kept.run(*kept.arguments, stream=kept.stream)
+            kept.repeat(*kept.operands, stream=kept.stream)
             return dense
         return self._look_up(place)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from sdbench.errors import SdbenchError
 from sdbench.kernels import registry, tuned
 from sdbench.kernels.launching import can_run, capability, sm_count
-from sdbench.kernels.registry import Config, Problem, Variant
+from sdbench.kernels.registry import Config, Problem, Product, Variant
 from sdbench.kernels.spmv.finish import NOTHING, Epilogue, finish
 from sdbench.packing import PackedWeight
 from sdbench.timing import TOLERANCE, relative_error, within
@@ -53,7 +53,8 @@ def bind(packed: PackedWeight, variant: str = "auto", config: Config | None = No
     refusal = can_run(chosen.needs, packed.device) or chosen.constraint(problem)
     if refusal:
         raise SdbenchError(f"spmv variant {chosen.name}: {refusal}")
-    return BoundSpmv(packed, chosen, choose(packed, chosen, problem) if config is None else config)
+    found = choose(packed, chosen, problem) if config is None else config
+    return BoundSpmv(packed, chosen, found, chosen.bind(packed, found) if chosen.bind else None)
 
 
 def choose(packed: PackedWeight, variant: Variant, problem: Problem) -> Config:
@@ -113,11 +114,12 @@ def _trouble(packed: PackedWeight, variant: Variant, config: Config, tokens: int
 
 @dataclass(frozen=True, eq=False)
 class BoundSpmv:
-    """A packed weight with the variant and config that multiply it; made by :func:`bind`."""
+    """A packed weight with the variant and config that multiply it, and what the variant bound; made by :func:`bind`."""
 
     packed: PackedWeight
     variant: Variant
     config: Config
+    product: Product | None = None
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None, epilogue: Epilogue = NOTHING) -> Tensor:
         """Multiplies one vector; see :func:`spmv`."""
@@ -126,6 +128,8 @@ class BoundSpmv:
             raise SdbenchError(f"spmv multiplies one vector of {packed.in_features} elements, not a tensor of shape {tuple(x.shape)}")
         if x.device != packed.device:
             raise SdbenchError(f"spmv: x is on {x.device}, the weight on {packed.device}")
+        if self.product and epilogue is NOTHING:
+            return self.product(x, out_dtype or x.dtype)
         y = torch.empty(epilogue.size(packed.out_features), dtype=out_dtype or x.dtype, device=x.device)
         vector = x.reshape(-1).contiguous()
         if epilogue is NOTHING:

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sdbench.errors import SdbenchError
-from sdbench.kernels.launching import runs_triton, scratch
+from sdbench.kernels.launching import Repeat, repeatable, runs_triton, scratch
 from sdbench.kernels.registry import Config
 
 _BLOCK = 128
@@ -92,15 +92,30 @@ def finish(sums: Tensor, y: Tensor, epilogue: Epilogue = NOTHING, dependent: boo
         epilogue: What to apply.
         dependent: Launch while the kernel that writes the sums still runs (programmatic dependent launch).
     """
-    splits, out = sums.shape
     if not runs_triton(sums.device):
         return y.copy_(finish_reference(sums, epilogue))
-    finish_kernel[(triton.cdiv(y.numel(), _BLOCK),)](
-        sums, y if epilogue.bias is None else epilogue.bias, y if epilogue.residual is None else epilogue.residual, y,
-        out, splits, triton.next_power_of_2(splits), _BLOCK,
-        epilogue.bias is not None, epilogue.residual is not None, epilogue.gated, dependent, launch_pdl=dependent,
-    )  # fmt: skip
+    _launch(sums, y, epilogue, dependent)
     return y
+
+
+def finish_again(sums: Tensor, y: Tensor, dependent: bool) -> Repeat | None:
+    """Fills y without an epilogue, and gives what does the same, without Triton's look-up, at other addresses of sums and y."""
+    repeat = _launch(sums, y, NOTHING, dependent)
+    return repeat and (lambda sums_at, y_at, stream: repeat(sums_at, y_at, y_at, y_at, stream=stream))
+
+
+def _launch(sums: Tensor, y: Tensor, epilogue: Epilogue, dependent: bool) -> Repeat | None:
+    splits, out = sums.shape
+    grid = triton.cdiv(y.numel(), _BLOCK), 1, 1
+    constexprs = (
+        out, splits, triton.next_power_of_2(splits), _BLOCK,
+        epilogue.bias is not None, epilogue.residual is not None, epilogue.gated, dependent,
+    )  # fmt: skip
+    compiled = finish_kernel[grid](
+        sums, y if epilogue.bias is None else epilogue.bias, y if epilogue.residual is None else epilogue.residual, y,
+        *constexprs, launch_pdl=dependent,
+    )  # fmt: skip
+    return repeatable(compiled, grid, constexprs, y.device)
 
 
 def finish_reference(sums: Tensor, epilogue: Epilogue) -> Tensor:

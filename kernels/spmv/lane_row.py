@@ -9,6 +9,7 @@ matrix.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,11 +18,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sdbench.kernels.launching import on_nvidia, pointer_type
+from sdbench.kernels.launching import Repeat, on_nvidia, pointer_type, repeatable, stream_of
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 from sdbench.kernels.spmv.bits import ALIGNMENT
 from sdbench.kernels.spmv.chunks import add_word
-from sdbench.kernels.spmv.finish import finish, pair_warps, workspace
+from sdbench.kernels.spmv.finish import finish, finish_again, pair_warps, workspace
 from sdbench.packing import PackedWeight
 from sdbench.pattern import WORD
 
@@ -158,13 +159,69 @@ def _constexprs(problem: Problem, pitch: int, config: Config, nvidia: bool, nibb
     }
 
 
-def _launch_sums(packed: PackedWeight, x: Tensor, sums: Tensor, config: Config, nibble: bool) -> None:
+def _launch_sums(packed: PackedWeight, x: Tensor, sums: Tensor, config: Config, nibble: bool) -> Repeat | None:
     problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1)
-    lane_row_kernel[triton.cdiv(packed.out_features, config["block_out"]), config["splits"]](
-        packed.mask_words, packed.values.view(torch.int64), x, sums,
-        **_constexprs(problem, packed.pitch, config, on_nvidia(), nibble, x.data_ptr() % ALIGNMENT == 0),
+    grid = triton.cdiv(packed.out_features, config["block_out"]), config["splits"], 1
+    constexprs = _constexprs(problem, packed.pitch, config, on_nvidia(), nibble, x.data_ptr() % ALIGNMENT == 0)
+    compiled = lane_row_kernel[grid](
+        packed.mask_words, packed.values.view(torch.int64), x, sums, **constexprs,
         num_warps=pair_warps(config), launch_pdl=bool(config["pdl"]),
     )  # fmt: skip
+    return repeatable(compiled, grid, constexprs.values(), packed.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Launches of a product that can be repeated.
+
+    Attributes:
+        weight: Addresses of mask words and values, and the weight's pitch.
+        product: Sums from addresses of mask words, values, x and sums.
+        finish: y from addresses of sums and y; None where the sums are y.
+    """
+
+    weight: tuple[int, int, int]
+    product: Repeat
+    finish: Repeat | None
+
+
+class Bound:
+    """W x again and again. A step that no CUDA graph holds makes hundreds of products, whose launches Triton would look up each time.
+
+    Args:
+        packed: W, as in :func:`launch`; stays on its device.
+        config: As there.
+        nibble: As there.
+    """
+
+    def __init__(self, packed: PackedWeight, config: Config, nibble: bool = False):
+        self._packed, self._config, self._nibble = packed, config, nibble
+        self._index, self._stream_of = packed.device.index, stream_of(packed.device)
+        self._kept: dict[tuple[torch.dtype, torch.dtype], _Kept | None] = {}
+
+    def multiply(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """y ``[..., out]`` in a dtype, for x ``[..., in]`` with leading dimensions of 1."""
+        packed, splits, x = self._packed, self._config["splits"], x.contiguous()
+        y = x.new_empty(*x.shape[:-1], packed.out_features, dtype=dtype)
+        sums = y if splits == 1 else workspace(y, splits)
+        kept, at, to = self._kept.get((x.dtype, dtype)), x.data_ptr(), y.data_ptr()
+        weight = packed.mask_words.data_ptr(), packed.values.data_ptr(), packed.mask_words.stride(0)
+        # Weights that were moved, or became rows of a stack, are not where the kernel was told, and others are not aligned as it was told.
+        if kept is None or kept.weight != weight or (at | to) % ALIGNMENT:
+            self._look_up(x, y, sums, weight)
+            return y
+        stream = self._stream_of(self._index)
+        kept.product(weight[0], weight[1], at, sums.data_ptr(), stream=stream)
+        if kept.finish:
+            kept.finish(sums.data_ptr(), to, stream=stream)
+        return y
+
+    def _look_up(self, x: Tensor, y: Tensor, sums: Tensor, weight: tuple[int, int, int]) -> None:
+        product = _launch_sums(self._packed, x.view(-1), sums.view(-1) if sums is y else sums, self._config, self._nibble)
+        finish = None if sums is y else finish_again(sums, y.view(-1), bool(self._config["pdl"]))
+        aligned = not (x.data_ptr() | y.data_ptr()) % ALIGNMENT and weight[2] == self._packed.pitch
+        whole = product is not None and (finish is not None or sums is y)
+        self._kept[x.dtype, y.dtype] = _Kept(weight, product, finish) if product is not None and whole and aligned else None
 
 
 def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config, nibble: bool = False) -> Tensor:
@@ -283,6 +340,7 @@ def register_both(name: str, summary: str, constraint: Callable[[Problem], str |
             default=default,
             constraint=constraint,
             compile_source=source,
+            bind=lambda packed, config: Bound(packed, config, nibble).multiply,
         )
     )
     register(

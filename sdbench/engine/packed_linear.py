@@ -221,7 +221,9 @@ def require_right(module: PackedLinear, dtype: torch.dtype, name: str, tokens: S
 def _products(module: PackedLinear, x: Tensor) -> dict[str, Tensor]:
     """Each way in which a module multiplies so many tokens ``[tokens, in]``, by what messages call it."""
     if len(x) == 1:
-        return {f"{module.variant} SpMV": module.spmv(x[0], torch.float32)[None]}
+        # As decode steps want it, and in float32, where an error shows.
+        named = {x.dtype: f"{module.variant} SpMV of a decode step", torch.float32: f"{module.variant} SpMV"}
+        return {name: module.spmv(x[0], dtype)[None] for dtype, name in named.items()}
     found = {f"packed product of {len(x)} tokens": module.spmm.multiply(x)}
     if module.siblings:
         # The first one multiplies for all.

@@ -1,14 +1,11 @@
 """Every SpMM variant against the float64 product: on a GPU where there is one, else in Triton's interpreter."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from triton.compiler import CompiledKernel
 
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels import registry
@@ -21,6 +18,7 @@ from sdbench.packing import stack_rows
 from sdbench.pattern import Pattern
 from sdbench.timing import relative_error, within
 
+from .launches import Launches
 from .problems import problem
 
 VARIANTS = [variant.name for variant in registry.variants("spmm")]
@@ -90,25 +88,6 @@ def test_rows_of_a_stack_unfold_as_their_own(device: torch.device) -> None:
         dense = torch.full((5, 96), math.nan, dtype=torch.bfloat16, device=device)
         expand(packed, slice(2, 7), dense, {"words": 1, "block_out": 16, "block_in": 128, "num_warps": 2})
         assert packed.pitch == 32 and torch.equal(dense, pruned[2:7])
-
-
-class Launches(CompiledKernel):
-    """Stands for a kernel, and for what Triton compiles of it."""
-
-    def __init__(self) -> None:
-        self.module = None
-        self.seen: list[tuple[Any, ...]] = []
-        self.looked_up = 0
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., CompiledKernel]:
-        def launch(*operands: Any, num_warps: int | None = None, **named: Any) -> CompiledKernel:
-            self.looked_up += num_warps is not None
-            pointers = [operand.data_ptr() if isinstance(operand, torch.Tensor) else operand for operand in operands]
-            assert named.pop("stream", 0) == 0
-            self.seen.append((grid, *pointers, *named.values()))
-            return self
-
-        return launch
 
 
 @pytest.mark.parametrize("words", [0, 1])
