@@ -67,20 +67,19 @@ class PackedLinear(nn.Module):
         phase = current_phase()
         if phase is None:
             raise RuntimeError("a PackedLinear ran outside a phase; drive the model by sdbench.engine.greedy")
-        if phase.name == "prefill":
-            if self.prefill_weight is not None:
-                return F.linear(x, self.prefill_weight, self.bias)
-            y = self.several(x)
-        else:
-            tokens = x.numel() // self.in_features
-            self.calls += tokens
-            y = self.several(x) if tokens > 1 else self.spmv(x).view(*x.shape[:-1], self.out_features)
+        if phase.name == "prefill" and self.prefill_weight is not None:
+            return F.linear(x, self.prefill_weight, self.bias)
+        if phase.name == "decode":
+            self.calls += x.numel() // self.in_features
+        y = self.product(x)
         return y if self.bias is None else y + self.bias
 
-    def several(self, x: Tensor) -> Tensor:
+    def product(self, x: Tensor) -> Tensor:
         """W x for any number of tokens ``[..., in]``, without the bias; together with its siblings, where it has any."""
         found = self.siblings[0].product(self.siblings[1], x) if self.siblings else None
-        return self.spmm.multiply(x) if found is None else found
+        if found is not None:
+            return found
+        return self.spmv(x) if x.numel() == self.in_features else self.spmm.multiply(x)
 
     @property
     def variant(self) -> str:
@@ -123,7 +122,7 @@ def packed_linears(
         linear = originals[name]
         modules[name] = PackedLinear(packed, linear.weight.detach() if prefill == "dense" else None, linear.bias, variant)
     with in_place(model, modules), _in_main_memory(model, originals.values()) if prefill == "pruned" else nullcontext():
-        together = group(weights, originals)
+        together = group(weights, originals, variant)
         for name, siblings in together.items():
             modules[name].siblings = siblings
         stacks = (siblings.weight for siblings, _ in together.values())
@@ -223,12 +222,14 @@ def _products(module: PackedLinear, x: Tensor) -> dict[str, Tensor]:
     if len(x) == 1:
         # As decode steps want it, and in float32, where an error shows.
         named = {x.dtype: f"{module.variant} SpMV of a decode step", torch.float32: f"{module.variant} SpMV"}
-        return {name: module.spmv(x[0], dtype)[None] for dtype, name in named.items()}
-    found = {f"packed product of {len(x)} tokens": module.spmm.multiply(x)}
+        found, what = {name: module.spmv(x, dtype) for dtype, name in named.items()}, f"{module.variant} SpMV"
+    else:
+        what = f"packed product of {len(x)} tokens"
+        found = {what: module.spmm.multiply(x)}
     if module.siblings:
         # The first one multiplies for all.
         module.siblings[0].product(0, x)
-        found[f"packed product of {len(x)} tokens with its siblings"] = module.several(x)
+        found[f"{what} with its siblings"] = module.product(x)
     return found
 
 

@@ -6,8 +6,11 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from sdbench.devices import at_device_of
+from sdbench.kernels.launching import uses_kernels
 from sdbench.kernels.spmm import FEW_TOKENS, BoundSpmm
 from sdbench.kernels.spmm.expand import pieces
+from sdbench.kernels.spmv import bind
 from sdbench.packing import PackedWeight, stack_rows
 
 NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -23,14 +26,18 @@ class Siblings:
 
     Args:
         weights: Of one input, in the order of their calls, alike but for their rows; their tensors become views of one stack.
+        variant: Of the SpMV.
 
     Attributes:
         weight: The stack.
     """
 
-    def __init__(self, weights: Sequence[PackedWeight]):
+    def __init__(self, weights: Sequence[PackedWeight], variant: str = "auto"):
         self.weight = stack_rows(weights)
-        self._spmm = BoundSpmm(self.weight)
+        with at_device_of(self.weight.values):
+            self._spmm = BoundSpmm(self.weight)
+            # The torch reference launches nothing, and keeps an index of its own of each weight.
+            self._spmv = bind(self.weight, variant) if uses_kernels(self.weight.device) else None
         self._most = None if pieces(self.weight) == 1 else FEW_TOKENS * self.weight.in_features
         self._sizes = [weight.out_features for weight in weights]
         self._shared: tuple[ref[Tensor], list[Tensor | None]] | None = None
@@ -38,9 +45,14 @@ class Siblings:
     def product(self, place: int, x: Tensor) -> Tensor | None:
         """``[..., out]`` of the weight at a place for x ``[..., in]``; None where it was not multiplied with the others."""
         if place == 0:
-            if self._most is not None and x.numel() > self._most:
+            size = x.numel()
+            if size == self.weight.in_features:
+                y = self._spmv(x) if self._spmv else None
+            else:
+                y = self._spmm.multiply(x) if self._most is None or size <= self._most else None
+            if y is None:
                 return None
-            first, *others = torch.split_with_sizes(self._spmm.multiply(x), self._sizes, -1)
+            first, *others = torch.split_with_sizes(y, self._sizes, -1)
             made: list[Tensor | None] = [None, *others]
             self._shared = ref(x, lambda _: made.clear()), made
             return first
@@ -52,12 +64,13 @@ class Siblings:
         return taken
 
 
-def group(weights: Mapping[str, PackedWeight], places: Mapping[str, nn.Module]) -> dict[str, tuple[Siblings, int]]:
+def group(weights: Mapping[str, PackedWeight], places: Mapping[str, nn.Module], variant: str = "auto") -> dict[str, tuple[Siblings, int]]:
     """By dotted name, with whom a packed linear multiplies and its place among them; without those that have no siblings.
 
     Args:
         weights: Packed weights by the dotted name of their linear.
         places: The linears by that name: a module that stands in several places is no sibling.
+        variant: Of the SpMV.
     """
     found: dict[str, tuple[Siblings, int]] = {}
     once = {name for name, module in places.items() if sum(module is other for other in places.values()) == 1}
@@ -67,6 +80,6 @@ def group(weights: Mapping[str, PackedWeight], places: Mapping[str, nn.Module]) 
             ours = [weights[path] for path in paths if path in weights and path in once]
             kinds = {(weight.pattern, weight.in_features, weight.dtype, weight.device) for weight in ours}
             if len(ours) == len(names) and len(kinds) == 1:
-                together = Siblings(ours)
+                together = Siblings(ours, variant)
                 found |= {path: (together, place) for place, path in enumerate(paths)}
     return found

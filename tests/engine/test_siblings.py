@@ -17,6 +17,7 @@ from sdbench.errors import CheckFailed
 from sdbench.kernels.spmm import BoundSpmm
 from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import Pattern
+from sdbench.timing import relative_error
 
 TWO_OF_FOUR = Pattern(2, 4)
 
@@ -86,6 +87,19 @@ def test_a_prompt_takes_four_products_a_layer_and_gives_the_same_logits(tiny_lla
         for module in modules.values():
             module.siblings = None
         assert (reply(), count, len(products)) == (together, 4 * layers, 7 * layers)
+
+
+def test_one_token_is_one_launch_where_kernels_run(monkeypatch):
+    """The reference launches nothing, and would keep its column indices a second time."""
+    weights, x = [packed(8), packed(3)], torch.randn(1, 1, 32)
+    assert Siblings(weights).product(0, x) is None
+    monkeypatch.setattr("sdbench.engine.siblings.uses_kernels", lambda device: True)
+    together = Siblings(weights)
+    for place, weight in enumerate(weights):
+        y = together.product(place, x)
+        assert y.shape == (1, 1, weight.out_features)
+        assert relative_error(y.view(-1), weight.unpack().double() @ x.view(-1).double()) < 1e-6
+    assert together.product(1, x) is None
 
 
 def test_many_tokens_share_only_what_one_piece_holds(monkeypatch):
