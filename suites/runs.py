@@ -148,6 +148,9 @@ def read_run(path: Path, checked: bool = True) -> SavedRun:
     )
     if record.outcome == "complete" and not rows:
         raise SdbenchError(f"{path / 'run.json'} says complete, but {path / 'rows.jsonl'} holds no row; restore it or run again")
+    if record.outcome == "complete" and record.rows is not None and len(rows) < record.rows:
+        what = f"{path / 'run.json'} says complete with {record.rows} rows, but {path / 'rows.jsonl'} holds {len(rows)}"
+        raise SdbenchError(f"{what}; restore it or run again")
     return SavedRun(path, record, rows, samples)
 
 

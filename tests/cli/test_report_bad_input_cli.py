@@ -1,0 +1,26 @@
+"""What ``sdbench report`` refuses, and what it says to do."""
+
+import pytest
+
+from .test_report_cli import ASKED, ROWS
+
+
+@pytest.mark.parametrize("command", ["report", "pool"])
+def test_a_complete_run_that_lost_some_of_its_rows(command, sdbench, saved_run):
+    folder = saved_run("run", "kernels", ASKED, ROWS, recorded=len(ROWS))
+    whole = (folder / "rows.jsonl").read_text()
+    message = "run/run.json says complete with 6 rows, but run/rows.jsonl holds {}; restore it or run again"
+    for kept in (3, 5):
+        (folder / "rows.jsonl").write_text("".join(whole.splitlines(keepends=True)[:kept]))
+        sdbench(command, "run").refuses(1, message.format(kept))
+    (folder / "rows.jsonl").write_text(whole[:-20])  # the last row torn
+    sdbench("report", "run").refuses(1, message.format(5))
+    (folder / "rows.jsonl").write_text(whole)
+    assert sdbench("report", "run").code == 0
+
+
+def test_runs_that_need_not_have_all_rows(sdbench, saved_run):
+    saved_run("older", "kernels", ASKED, ROWS[:3])  # of before rows were counted
+    saved_run("live", "kernels", ASKED, ROWS[:3], recorded=6, outcome="running")
+    saved_run("more", "kernels", ASKED, ROWS, recorded=3)
+    assert sdbench("report", "older", "live", "more").code == 0
