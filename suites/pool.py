@@ -123,8 +123,8 @@ def _fidelity_table(rows: Sequence[Row]) -> Table | None:
             row["arm"],
             str(len(row["seeds"])),
             str(row["questions"]),
-            f"{row['kl']:.4f}",
-            f"{min(row['kl_of_draws']):.4f}-{max(row['kl_of_draws']):.4f}",
+            f"{row['kl']:#.3g}",
+            f"{min(row['kl_of_draws']):#.3g}-{max(row['kl_of_draws']):#.3g}",
             share(row["agreement"]),
             *ratio_cells(row["control_ratio"]),
         ]

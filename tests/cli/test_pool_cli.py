@@ -82,8 +82,14 @@ def test_patterns_and_methods_are_lines_of_their_own(draws, saved_run, sdbench):
         ["2:4", "wanda", "dense", "teacher-forced", "2"], ["2:4", "wanda", "dense", "decode", "2"],
         ["16:32", "wanda", "dense", "teacher-forced", "1"], ["16:32", "wanda", "dense", "decode", "1"],
     ]  # fmt: skip
-    assert "| 2:4 | wanda | dense | decode | 2 | 3 | 0.7857 |" in sdbench("pool", "a", "b", "--format", "markdown").out
+    assert "| 2:4 | wanda | dense | decode | 2 | 3 | 0.786 | 0.625-1.00 |" in sdbench("pool", "a", "b", "--format", "markdown").out
     assert sdbench("pool", "a", "--format", "csv").out.splitlines()[0].startswith('"pattern","method","prefill","arm"')
+
+
+def test_a_small_kl_has_three_figures(saved_run, sdbench):
+    saved_run("a", "e2e", ARGUMENTS | {"seed": 0}, [fidelity("decode", "q1", 3.3e-05, 10)])
+    saved_run("b", "e2e", ARGUMENTS | {"seed": 1}, [fidelity("decode", "q1", 0.00057, 10)])
+    assert "| 0.000302 | 3.30e-05-0.000570 |" in sdbench("pool", "a", "b", "--format", "markdown").out
 
 
 def answered(arm: str, matches: dict[str, bool], eos: int = 2, truncated: int = 0) -> dict[str, Any]:
