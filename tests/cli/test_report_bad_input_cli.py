@@ -2,7 +2,7 @@
 
 import pytest
 
-from .test_report_cli import ASKED, ROWS
+from .test_report_cli import ASKED, E2E, ROWS, arm
 
 
 @pytest.mark.parametrize("command", ["report", "pool"])
@@ -24,3 +24,12 @@ def test_runs_that_need_not_have_all_rows(sdbench, saved_run):
     saved_run("live", "kernels", ASKED, ROWS[:3], recorded=6, outcome="running")
     saved_run("more", "kernels", ASKED, ROWS, recorded=3)
     assert sdbench("report", "older", "live", "more").code == 0
+
+
+def test_a_plot_of_runs_that_have_none(sdbench, saved_run):
+    saved_run("e2e", "e2e", E2E, [arm("dense", 100.0)])
+    for name in "ab":
+        saved_run(name, "kernels", ASKED, ROWS)
+    one, kernels = "--plot draws one run of 'sdbench kernels', and ", "is a run of 'sdbench kernels'"
+    sdbench("report", "e2e", "--plot", "plot.svg").refuses(2, f"{one}e2e is a run of 'sdbench e2e'; name one, or leave out --plot")
+    sdbench("report", "a", "b", "--plot", "plot.svg").refuses(2, f"{one}a {kernels}, b {kernels}; name one")
