@@ -33,3 +33,15 @@ def test_a_plot_of_runs_that_have_none(sdbench, saved_run):
     one, kernels = "--plot draws one run of 'sdbench kernels', and ", "is a run of 'sdbench kernels'"
     sdbench("report", "e2e", "--plot", "plot.svg").refuses(2, f"{one}e2e is a run of 'sdbench e2e'; name one, or leave out --plot")
     sdbench("report", "a", "b", "--plot", "plot.svg").refuses(2, f"{one}a {kernels}, b {kernels}; name one")
+
+
+def test_a_folder_of_runs(sdbench, saved_run, tmp_path):
+    (tmp_path / "all/e2e").mkdir(parents=True)
+    (tmp_path / "hidden").mkdir()
+    saved_run("all/e2e/run", "kernels", ASKED, ROWS)
+    saved_run("hidden/.run", "kernels", ASKED, ROWS)
+    for command in ("report", "pool"):
+        for folder in ("all", "all/e2e"):
+            sdbench(command, folder).refuses(2, f"{folder} is no run directory", f"name one of those that 'sdbench runs {folder}' lists")
+            assert sdbench("runs", folder).code == 0
+    sdbench("report", "hidden").refuses(2, "name a folder of --output")
