@@ -23,7 +23,7 @@ class Attempt(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """The contents of ``run.json``."""
+    """The contents of ``run.json``; ``rows`` is how many ``rows.jsonl`` held when the last complete attempt ended, None if not recorded."""
 
     schema_: Literal["sdbench.run/1"] = Field(alias="schema")
     command: str
@@ -35,6 +35,7 @@ class RunRecord(BaseModel):
     created: str
     outcome: Outcome = "running"
     outcome_reason: str | None = None
+    rows: int | None = None
     audit: list[Attempt] = []
 
     def found(self, attempt: int) -> dict[str, Any]:

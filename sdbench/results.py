@@ -290,6 +290,8 @@ class RunDirectory:
         """Records the outcome of this attempt and lets go of the directory."""
         attempt = self.record.audit[-1]
         attempt.ended, attempt.outcome, attempt.reason = _now(), outcome, reason
+        if outcome == "complete":
+            self.record.rows = len(self.rows)
         if self._was_complete and not any(line.get("attempt") == attempt.attempt for line in (*self.rows, *self.samples)):
             # An attempt that measured nothing takes nothing from a complete run.
             outcome, reason = "complete", None

@@ -7,6 +7,7 @@ from typing import Any
 from sdbench.errors import ExitCode, SdbenchError, UsageError
 from sdbench.suites.e2e.arms import CONTROL, DENSE, INT8
 from sdbench.suites.e2e.tables import ratio_cells
+from sdbench.suites.e2e.typed import difference
 from sdbench.suites.runs import Report, SavedRun, Table
 from sdbench.suites.statistics import difference_of_shares, mean_over_positions, ratio_of_means
 from sdbench.tables import Column, share
@@ -18,6 +19,9 @@ UNPRUNED, NOTHING_PRUNED = (DENSE, INT8), (None, None)
 
 MAY_DIFFER = frozenset({"seed", "pattern", "method", "calib"})
 """Arguments of ``e2e`` in which pooled runs may differ: the draw, and what makes a line of the table."""
+
+TOLD_BY_OTHERS = frozenset({"profile_changed"})
+"""Names of options that have another value than the profile's; the options are compared themselves."""
 
 COLUMNS = (
     Column("pattern", key=True),
@@ -123,8 +127,8 @@ def _fidelity_table(rows: Sequence[Row]) -> Table | None:
             row["arm"],
             str(len(row["seeds"])),
             str(row["questions"]),
-            f"{row['kl']:.4f}",
-            f"{min(row['kl_of_draws']):.4f}-{max(row['kl_of_draws']):.4f}",
+            f"{row['kl']:#.3g}",
+            f"{min(row['kl_of_draws']):#.3g}-{max(row['kl_of_draws']):#.3g}",
             share(row["agreement"]),
             *ratio_cells(row["control_ratio"]),
         ]
@@ -178,12 +182,10 @@ def _require_alike(runs: Sequence[SavedRun]) -> None:
         if run.record.outcome != "complete":
             raise SdbenchError(f"{run.path} is not a complete run ({run.record.outcome}); finish it with its own command and --output")
         first = runs[0].record.arguments
-        for name in sorted((first.keys() | arguments.keys()) - MAY_DIFFER):
+        for name in sorted((first.keys() | arguments.keys()) - MAY_DIFFER - TOLD_BY_OTHERS):
             if first.get(name) != arguments.get(name):
-                raise UsageError(
-                    f"{run.path} has --{name.replace('_', '-')} {arguments.get(name)} and {runs[0].path} {first.get(name)}: "
-                    f"pooled runs may differ in {', '.join(sorted(MAY_DIFFER))} alone"
-                )
+                told = difference(name, str(run.path), arguments.get(name), str(runs[0].path), first.get(name))
+                raise UsageError(f"{told}: pooled runs may differ in {', '.join(f'--{one}' for one in sorted(MAY_DIFFER))} alone")
         key = str(arguments["pattern"]), str(arguments["method"]), str(arguments["seed"])
         if key in seen:
             raise UsageError(f"{run.path} and {seen[key].path} are one draw: {key[0]}, {key[1]}, seed {key[2]}; give each once")

@@ -133,9 +133,8 @@ def read_run(path: Path, checked: bool = True) -> SavedRun:
     try:
         content = (path / "run.json").read_bytes()
     except OSError as error:
-        raise UsageError(
-            f"{path} is no run directory: its run.json cannot be read ({error.strerror}); name a folder of --output"
-        ) from error
+        hint = f"one of those that 'sdbench runs {path}' lists" if _holds_runs(path) else "a folder of --output"
+        raise UsageError(f"{path} is no run directory: its run.json cannot be read ({error.strerror}); name {hint}") from error
     try:
         record = RunRecord.model_validate_json(content)
     except ValidationError as error:
@@ -148,7 +147,16 @@ def read_run(path: Path, checked: bool = True) -> SavedRun:
     )
     if record.outcome == "complete" and not rows:
         raise SdbenchError(f"{path / 'run.json'} says complete, but {path / 'rows.jsonl'} holds no row; restore it or run again")
+    if record.outcome == "complete" and record.rows is not None and len(rows) < record.rows:
+        what = f"{path / 'run.json'} says complete with {record.rows} rows, but {path / 'rows.jsonl'} holds {len(rows)}"
+        raise SdbenchError(f"{what}; restore it or run again")
     return SavedRun(path, record, rows, samples)
+
+
+def _holds_runs(folder: Path) -> bool:
+    """Whether a run lies up to three folders down, as deep as those of ``results``: a whole disk is not searched for a hint."""
+    found = (file.relative_to(folder) for depth in (1, 2, 3) for file in folder.glob("/".join(["*"] * depth + ["run.json"])))
+    return any(not any(part.startswith(".") for part in file.parts) for file in found)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pytest
 from click import ClickException
 
 from sdbench.cli import COMMANDS, main
+from sdbench.errors import ExitCode
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "results", "kernels", "calibrate", "suites", "sdbench", "tests")
@@ -136,6 +137,12 @@ def test_what_committed_runs_show_is_quoted_as_it_is(
 def test_the_readme_leads_to_every_guide() -> None:
     targets = LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")} <= set(targets)
+
+
+def test_the_readme_has_every_exit_code() -> None:
+    _, _, table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| exit code |")
+    codes = re.findall(r"^\| (\d+) \|", table.partition("\n\n")[0], re.MULTILINE)
+    assert codes == [str(int(code)) for code in ExitCode]
 
 
 def test_dead_links_are_found() -> None:

@@ -61,3 +61,22 @@ def test_an_attempt_that_measured_nothing_takes_nothing_from_a_complete_run(tmp_
         directory.add_row({"arm": "dense"})
         raise SdbenchError("out of memory")
     assert saved(tmp_path)["outcome"] == "failed"
+
+
+def test_a_complete_run_records_how_many_rows_it_has(tmp_path: Path) -> None:
+    with pytest.raises(SdbenchError), run(tmp_path) as directory:
+        directory.add_row({"arm": "dense"})
+        raise SdbenchError("out of memory")
+    assert saved(tmp_path)["rows"] is None
+    with run(tmp_path) as directory:
+        directory.add_rows([{"arm": "decode"}, {"arm": "self"}])
+    assert saved(tmp_path)["rows"] == 3
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "rows.jsonl").write_text("".join(lines[:2]))
+    # An attempt that measures nothing and fails leaves the loss to be seen; one that ends well has measured again what it wants.
+    with pytest.raises(SdbenchError), run(tmp_path):
+        raise SdbenchError("no such model")
+    assert (saved(tmp_path)["outcome"], saved(tmp_path)["rows"]) == ("complete", 3)
+    with run(tmp_path) as directory:
+        assert len(directory.rows) == 2
+    assert saved(tmp_path)["rows"] == 2

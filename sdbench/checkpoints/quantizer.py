@@ -1,5 +1,6 @@
 """The format as transformers knows it: what makes ``AutoModelForCausalLM.from_pretrained`` read packed checkpoints."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from sdbench.checkpoints.layout import GUARD, PARTS, QUANT_METHOD, quantization_config, read_quantization_config
 from sdbench.errors import CheckFailed, SdbenchError
+
+log = logging.getLogger("sdbench")
 
 
 @register_quantization_config(QUANT_METHOD)
@@ -39,9 +42,16 @@ class PackedQuantizer(HfQuantizer):
 
     quantization_config: PackedConfig
     requires_calibration = True
+    folder: Path | None = None
+    """Where the checkpoint lies, once its weights are being loaded."""
 
     def is_serializable(self, *arguments: Any, **keywords: Any) -> bool:
-        """False: the packed weights lie outside of the state that ``save_pretrained`` would write; copy the folder instead."""
+        """False: the packed weights lie outside of the state that ``save_pretrained`` would write; its error refers to the warning."""
+        log.warning(
+            "save_pretrained cannot write a packed model, whose weights lie outside of its state: copy the folder %s instead, or prune "
+            "again with 'sdbench prune --format dense' for an ordinary checkpoint",
+            self.folder or "that the checkpoint was loaded from",
+        )
         return False
 
     @property
@@ -61,7 +71,8 @@ class PackedQuantizer(HfQuantizer):
         from sdbench.checkpoints.linear import StoredLinear
 
         layers = self.quantization_config.layers
-        if checkpoint_files is not None:
+        if checkpoint_files:
+            self.folder = Path(checkpoint_files[0]).parent
             _require_tensors(layers, checkpoint_files)
         for name in layers:
             parent, _, child = name.rpartition(".")

@@ -84,7 +84,8 @@ def command(
         check_plot(plot)
         kernels = [(run, report) for run, report in zip(saved, reports, strict=True) if run.record.command == "kernels"]
         if len(kernels) != 1:
-            raise UsageError(f"--plot draws one run of 'sdbench kernels', and {len(kernels)} are given")
+            told = ", ".join(f"{run.path} is a run of 'sdbench {run.record.command}'" for run in saved)
+            raise UsageError(f"--plot draws one run of 'sdbench kernels', and {told}; name one, or leave out --plot")
     if html:
         from sdbench.suites.html.page import page
 

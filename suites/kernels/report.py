@@ -32,6 +32,9 @@ TIMES = (
 ERROR = (Column("error", figure=True),)
 
 WHAT_ERROR = "error: relative Frobenius error of y against the float64 product with the matrix as the variant holds it, pruned or rounded"
+ROUNDED = ("linear", "cusparselt")
+"""Variants of libraries, whose y has the dtype of the weights."""
+
 WHAT_TIMES = (
     "*: the fastest correct variant of its kernel, shape and pattern; us: median of a call, cold L2, and its 20th to 80th percentile",
     "% read roofline: GB/s over the read bandwidth that this run measured at as many bytes; x: times as fast as that baseline of this run",
@@ -70,7 +73,7 @@ def report(arguments: Mapping[str, Any], environment: Mapping[str, Any], rows: S
     """
     columns, cells = table(rows)
     timed = any(row["us"] for row in rows)
-    lines = [*headline(rows), *chain_lines(chains), *notes(rows), *(WHAT_TIMES if timed else ()), *([WHAT_ERROR] if rows else ())]
+    lines = [*headline(rows), *chain_lines(chains), *notes(rows), *(WHAT_TIMES if timed else ()), *_error_lines(rows)]
     if arguments["device"] == "cpu":
         lines.append(NO_GPU)
     document = {"schema": SCHEMA, "environment": environment, "rows": _plain(rows), "chains": _plain(chains)}
@@ -146,6 +149,15 @@ def chain_lines(rows: Sequence[Row]) -> list[str]:
         over = f", {speedup:.2f}x over the fastest dense" if speedup and row["pattern"] else ""
         lines.append(f"chain of {row['layers']} layers, {name}: {row['us']['p50']:.0f} us{over}")
     return lines
+
+
+def _error_lines(rows: Sequence[Row]) -> list[str]:
+    """What the column of errors says, and whose error is that of a y in half precision; none without rows."""
+    rounded = [row for row in rows if row["variant"] in ROUNDED and row.get("dtype") in ("bf16", "fp16") and row["error"] is not None]
+    names, dtypes = (" and ".join(dict.fromkeys(row[field] for row in rounded)) for field in ("variant", "dtype"))
+    who, whose = (f"{names} round", "their") if " and " in names else (f"{names} rounds", "its")
+    told = f"{who} y to {dtypes}, which is most of {whose} error; y of others is float32"
+    return ([WHAT_ERROR] if rows else []) + ([told] if rounded else [])
 
 
 def failures(rows: Sequence[Row]) -> list[str]:

@@ -127,10 +127,16 @@ class TestPlainTransformers:
         assert "Unknown quantization type, got sdbench" in done.stderr
         assert "RuntimeError" in done.stderr.splitlines()[-1]
 
-    def test_the_loaded_model_cannot_be_saved_as_something_else(self, write, tiny_qwen3, tmp_path):
-        model = sdbench.load(write(tiny_qwen3).folder, device="cpu")
-        with pytest.raises(ValueError, match="not serializable"):
-            model.save_pretrained(tmp_path / "again")
+    def test_the_loaded_model_cannot_be_saved_as_something_else(self, write, tiny_qwen3, tmp_path, caplog):
+        """transformers' error points to warnings: there is one, which says what to do."""
+        folder = write(tiny_qwen3).folder
+        for model in (sdbench.load(folder, device="cpu"), AutoModelForCausalLM.from_pretrained(folder)):
+            caplog.clear()
+            with pytest.raises(ValueError, match="not serializable"):
+                model.save_pretrained(tmp_path / "again")
+            (warning,) = [record.getMessage() for record in caplog.records if record.name == "sdbench"]
+            assert f"copy the folder {folder} instead" in warning and "sdbench prune --format dense" in warning
+            assert not (tmp_path / "again").exists()
 
 
 class TestRunning:

@@ -125,10 +125,16 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def saved_run(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a run directory by hand."""
+    """Writes a run directory by hand; ``recorded`` is how many rows its run.json speaks of."""
 
     def write(
-        name: str, command: str, arguments: dict[str, Any], rows: Sequence[Any] = (), samples: Sequence[Any] = (), **record: Any
+        name: str,
+        command: str,
+        arguments: dict[str, Any],
+        rows: Sequence[Any] = (),
+        samples: Sequence[Any] = (),
+        recorded: int | None = None,
+        **record: Any,
     ) -> Path:
         folder = tmp_path / name
         folder.mkdir()
@@ -143,6 +149,7 @@ def saved_run(tmp_path: Path) -> Callable[..., Path]:
             "outcome": "complete",
             "audit": [{"attempt": 1, "started": "2026-12-01T00:00:00+00:00", "outcome": "complete"}],
         }
+        whole |= {} if recorded is None else {"rows": recorded}
         (folder / "run.json").write_text(json.dumps(whole | record))
         for file, lines in (("rows.jsonl", rows), ("samples.jsonl", samples)):
             (folder / file).write_text("".join(json.dumps(line) + "\n" for line in lines))

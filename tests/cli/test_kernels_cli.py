@@ -111,9 +111,11 @@ def test_options_that_a_shell_or_a_comparison_lets_through(sdbench, tmp_path):
 
 def test_columns_are_explained_under_the_table(sdbench, timed_run):
     lines = sdbench(*TIMED).out.splitlines()
-    assert [line.partition(":")[0] for line in lines[-3:]] == ["*", "% read roofline", "error"]
+    assert [line.partition(":")[0] for line in lines[-4:-1]] == ["*", "% read roofline", "error"]
+    assert lines[-1] == "linear rounds y to bf16, which is most of its error; y of others is float32"
     untimed = sdbench(*TWO).out.splitlines()
-    assert [line.partition(":")[0] for line in untimed[-2:]] == ["error", "no CUDA device"]
+    assert [line.partition(":")[0] for line in (untimed[-3], untimed[-1])] == ["error", "no CUDA device"]
+    assert untimed[-2] == lines[-1]
     assert not any(line.startswith(("*", "% read roofline")) for line in untimed)
 
 

@@ -82,8 +82,14 @@ def test_patterns_and_methods_are_lines_of_their_own(draws, saved_run, sdbench):
         ["2:4", "wanda", "dense", "teacher-forced", "2"], ["2:4", "wanda", "dense", "decode", "2"],
         ["16:32", "wanda", "dense", "teacher-forced", "1"], ["16:32", "wanda", "dense", "decode", "1"],
     ]  # fmt: skip
-    assert "| 2:4 | wanda | dense | decode | 2 | 3 | 0.7857 |" in sdbench("pool", "a", "b", "--format", "markdown").out
+    assert "| 2:4 | wanda | dense | decode | 2 | 3 | 0.786 | 0.625-1.00 |" in sdbench("pool", "a", "b", "--format", "markdown").out
     assert sdbench("pool", "a", "--format", "csv").out.splitlines()[0].startswith('"pattern","method","prefill","arm"')
+
+
+def test_a_small_kl_has_three_figures(saved_run, sdbench):
+    saved_run("a", "e2e", ARGUMENTS | {"seed": 0}, [fidelity("decode", "q1", 3.3e-05, 10)])
+    saved_run("b", "e2e", ARGUMENTS | {"seed": 1}, [fidelity("decode", "q1", 0.00057, 10)])
+    assert "| 0.000302 | 3.30e-05-0.000570 |" in sdbench("pool", "a", "b", "--format", "markdown").out
 
 
 def answered(arm: str, matches: dict[str, bool], eos: int = 2, truncated: int = 0) -> dict[str, Any]:
@@ -130,13 +136,45 @@ def test_fidelity_and_answers_are_tables_of_their_own(saved_run, sdbench):
     ("changes", "message"),
     [
         ({"seed": 0}, "c and a are one draw: 2:4, wanda, seed 0; give each once"),
-        ({"seed": 2, "model": "other"}, "c has --model other and a demo: pooled runs may differ in calib, method, pattern, seed alone"),
-        ({"seed": 2, "validation_examples": 3}, "c has --validation-examples 3 and a 2: pooled runs"),
+        (
+            {"seed": 2, "model": "other"},
+            "c has --model other and a --model demo: pooled runs may differ in --calib, --method, --pattern, --seed alone",
+        ),
+        ({"seed": 2, "validation_examples": 3}, "c has --validation-examples 3 and a --validation-examples 2: pooled runs"),
     ],
 )
 def test_runs_that_are_no_draws_of_one_comparison(draws, saved_run, sdbench, changes, message):
     saved_run("c", "e2e", ARGUMENTS | changes, FIRST)
     sdbench("pool", "a", "b", "c").refuses(2, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "other", "message"),
+    [
+        ("fidelity", "also", "only", "c has --fidelity-only and a --fidelity: pooled runs"),
+        ("fidelity", "only", "no", "c has no --fidelity and a --fidelity-only: "),
+        ("alternatives", True, False, "c has --no-alternatives and a --alternatives: "),
+        ("diagnose", False, True, "c has --diagnose and a no --diagnose: "),
+        ("dtype", "float32", "bfloat16", "c has --dtype bf16 and a --dtype fp32: "),
+        ("targets", [], ["q_proj", "*.mlp.*"], "c has --targets q_proj --targets *.mlp.* and a no --targets: "),
+        ("mix", {"decode": 3.0, "prefill": 1.0}, {}, "c has no --mix and a --mix decode=3 --mix prefill=1: "),
+        ("task", "own", "gsm8k", "c has --task gsm8k and a no --task: "),
+        ("task_version", 1, 2, "c has version 2 of --task and a 1: "),
+        ("train_sha256", "1f", "2e", "c and a have another --train, though its name is the same: "),
+        ("compare_model_files", "1f", "2e", "c and a have another --compare-model, though its name is the same: "),
+        ("profile", None, "paper, version 1", "c has --profile paper of version 1 and a no --profile: "),
+    ],
+)
+def test_a_difference_is_told_as_it_was_typed(saved_run, sdbench, name, first, other, message):
+    saved_run("a", "e2e", ARGUMENTS | {"seed": 0, name: first}, FIRST)
+    saved_run("c", "e2e", ARGUMENTS | {"seed": 1, name: other}, FIRST)
+    sdbench("pool", "a", "c").refuses(2, message)
+
+
+def test_draws_of_a_profile_may_have_seeds_of_their_own(saved_run, sdbench):
+    for seed, changed in ((42, []), (1, ["seed"])):
+        saved_run(f"s{seed}", "e2e", ARGUMENTS | {"seed": seed, "profile": "seed, version 1", "profile_changed": changed}, FIRST)
+    assert sdbench("pool", "s42", "s1").code == 0
 
 
 def test_other_runs_are_refused(draws, saved_run, sdbench):

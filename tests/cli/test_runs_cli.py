@@ -32,6 +32,7 @@ def shelf(saved_run, tmp_path) -> Path:
     (saved_run("alone", "e2e", E2E, [arm("dense", 1.0)]) / "run.json").unlink()
     (saved_run("lost", "e2e", E2E) / "rows.jsonl").unlink()
     saved_run("emptied", "e2e", E2E)
+    saved_run("halved", "e2e", E2E, [arm("dense", 1.0)], recorded=2)
     (saved_run(".hidden", "e2e", E2E))
     (tmp_path / "other").mkdir()
     (tmp_path / "other/run.json").write_text('{"name": "of another tool"}')
@@ -42,7 +43,7 @@ def test_the_table(shelf, sdbench, caplog):
     done = sdbench("runs")
     assert done.code == 0 and "torn/rows.jsonl: dropped a torn last line" in caplog.text
     title, *_ = done.out.splitlines()
-    assert title == "10 runs in ., times in UTC"
+    assert title == "11 runs in ., times in UTC"
     assert table_line(done.out, "good", "complete") == ["good", "kernels", "complete", "6", "1", "2026-12-01", "00:00", "o,down"]
     assert table_line(done.out, "stopped", "failed") == [
         *("stopped", "e2e", "failed", "1", "3", "2026-12-01", "00:00"),
@@ -57,6 +58,7 @@ def test_the_table(shelf, sdbench, caplog):
         ("alone", "alone is no run directory: its run.json cannot be read (No such file or directory)"),
         ("lost", "lost/run.json says complete, but lost/rows.jsonl is missing"),
         ("emptied", "emptied/run.json says complete, but emptied/rows.jsonl holds no row; restore it or run again"),
+        ("halved", "halved/run.json says complete with 2 rows, but halved/rows.jsonl holds 1; restore it or run again"),
         ("other", "other/run.json is no sdbench.run/1 record (schema: Field required)"),
     ):
         assert table_line(done.out, name, "damaged")[:4] == [name, "-", "damaged", "-"]
@@ -67,7 +69,7 @@ def test_json(shelf, sdbench):
     document = strict(sdbench("runs", shelf, "--json").out)
     assert document["schema"] == "sdbench.runs/1"
     runs = {Path(run["run"]).name: run for run in document["runs"]}
-    assert list(runs) == sorted(runs) and len(runs) == 10
+    assert list(runs) == sorted(runs) and len(runs) == 11
     assert runs["live"] == {
         "run": str(shelf / "live"), "suite": "decode", "model": "demo", "pattern": ["2:4", "1:4"], "outcome": "running",
         "when": "2026-12-01T00:00:00+00:00", "rows": 0, "samples": 0, "attempts": 1, "reason": "going on, or killed",

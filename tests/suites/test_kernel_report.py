@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from sdbench.suites.kernels.report import headline, judge, slowest_speedup, sums, table
+from sdbench.suites.kernels.report import headline, judge, report, slowest_speedup, sums, table
 from sdbench.tables import render_table
 
 TIMES = {
@@ -125,3 +125,19 @@ def test_a_batch_is_compared_with_its_own_baselines_and_the_crossover_is_told() 
     still = headline(judge([*run(), *several(4, 10.0, 8.0)]))[-1]
     assert still.startswith("2:4 pays up to batch 4, the largest that was timed: 2.00x at 1, 1.25x at 4")
     assert "tokens" in [column.name for column in table(rows)[0]] and "tokens" not in [column.name for column in table(run())[0]]
+
+
+def test_a_variant_that_rounds_its_output_is_named_under_the_table() -> None:
+    def lines(*rows: dict[str, Any]) -> str:
+        return "\n".join(report({"device": "cpu"}, {}, judge(list(rows)), []).lines)
+
+    noted = {"outcomes": {"correct": 1}, "configs": 1, "message": "needs a GPU"}
+    linear, ours = row("dense", "linear", 4.0) | noted, row("spmv", "lane_row", 4.0) | noted
+    library = row("semi_structured", "cusparselt", 4.0) | noted
+    told = "rounds y to bf16, which is most of its error; y of others is float32"
+    assert f"linear {told}" in lines(linear | {"dtype": "bf16"}, ours | {"dtype": "bf16"})
+    both = lines(linear | {"dtype": "fp16"}, library | {"dtype": "fp16"})
+    assert "linear and cusparselt round y to fp16, which is most of their error" in both
+    refused = row("semi_structured", "cusparselt", None) | noted
+    for rows in ((linear | {"dtype": "fp32"},), (ours | {"dtype": "bf16"},), (refused | {"dtype": "bf16"},)):
+        assert "y of others is float32" not in lines(*rows)
