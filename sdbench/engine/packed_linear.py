@@ -84,7 +84,7 @@ class PackedLinear(nn.Module):
     @property
     def variant(self) -> str:
         """Name of the SpMV variant that runs."""
-        return self.spmv.variant.name
+        return (self.siblings and self.siblings[0].variant) or self.spmv.variant.name
 
     def extra_repr(self) -> str:
         """Shape, pattern and variant."""
@@ -219,17 +219,20 @@ def require_right(module: PackedLinear, dtype: torch.dtype, name: str, tokens: S
 
 def _products(module: PackedLinear, x: Tensor) -> dict[str, Tensor]:
     """Each way in which a module multiplies so many tokens ``[tokens, in]``, by what messages call it."""
+    dtypes = {f"packed product of {len(x)} tokens": x.dtype}
     if len(x) == 1:
-        # As decode steps want it, and in float32, where an error shows.
-        named = {x.dtype: f"{module.variant} SpMV of a decode step", torch.float32: f"{module.variant} SpMV"}
-        found, what = {name: module.spmv(x, dtype) for dtype, name in named.items()}, f"{module.variant} SpMV"
-    else:
-        what = f"packed product of {len(x)} tokens"
-        found = {what: module.spmm.multiply(x)}
-    if module.siblings:
-        # The first one multiplies for all.
-        module.siblings[0].product(0, x)
-        found[f"{what} with its siblings"] = module.product(x)
+        # In float32, where an error shows, and as decode steps want it.
+        dtypes = {f"{module.variant} SpMV": torch.float32, f"{module.variant} SpMV of a decode step": x.dtype}
+    found = {}
+    for name, dtype in dtypes.items():
+        found[name] = module.spmv(x, dtype) if len(x) == 1 else module.spmm.multiply(x)
+        if module.siblings:
+            together, place = module.siblings
+            # The first one multiplies for all.
+            first = together.product(0, x, dtype)
+            y = first if place == 0 else together.product(place, x)
+            if y is not None:
+                found[f"{name} with its siblings"] = y
     return found
 
 

@@ -42,14 +42,25 @@ class Siblings:
         self._sizes = [weight.out_features for weight in weights]
         self._shared: tuple[ref[Tensor], list[Tensor | None]] | None = None
 
-    def product(self, place: int, x: Tensor) -> Tensor | None:
-        """``[..., out]`` of the weight at a place for x ``[..., in]``; None where it was not multiplied with the others."""
+    @property
+    def variant(self) -> str | None:
+        """Name of the SpMV variant that runs; None where weights multiply one token by themselves."""
+        return self._spmv.variant.name if self._spmv else None
+
+    def product(self, place: int, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor | None:
+        """``[..., out]`` of the weight at a place for x ``[..., in]``; None where it was not multiplied with the others.
+
+        Args:
+            place: Of the weight.
+            x: The very tensor that the first one was called with.
+            out_dtype: Of the result, where this is the first one; x's when None.
+        """
         if place == 0:
             size = x.numel()
             if size == self.weight.in_features:
-                y = self._spmv(x) if self._spmv else None
+                y = self._spmv(x, out_dtype) if self._spmv else None
             else:
-                y = self._spmm.multiply(x) if self._most is None or size <= self._most else None
+                y = self._spmm.multiply(x, out_dtype) if self._most is None or size <= self._most else None
             if y is None:
                 return None
             first, *others = torch.split_with_sizes(y, self._sizes, -1)

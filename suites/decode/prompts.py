@@ -69,7 +69,7 @@ def _pairs(
 @contextmanager
 def _beside(linears: Mapping[str, nn.Linear], packed: Mapping[str, PackedLinear]) -> Iterator[str | None]:
     """Weights of the linears where the packed ones are, or why there is no room; afterwards where they were."""
-    homes, reason = {name: linear.weight.device for name, linear in linears.items()}, None
+    homes, reason = {name: linear.weight.data for name, linear in linears.items()}, None
     try:
         try:
             for name, linear in linears.items():
@@ -79,7 +79,7 @@ def _beside(linears: Mapping[str, nn.Linear], packed: Mapping[str, PackedLinear]
         yield reason
     finally:
         for name, linear in linears.items():
-            linear.weight.data = linear.weight.data.to(homes[name])
+            linear.weight.data = homes[name]
 
 
 def _one_line(error: Exception) -> str:

@@ -164,7 +164,8 @@ def _prompts(rows: Sequence[Row]) -> Table | None:
     pairs = max(prompt["pairs"] for _, prompt in measured)
     note = (
         f"each prompt {pairs} times on dense and on packed weights, one right after the other, by transformers' own forward; x dense: "
-        "dense over pruned seconds of a pair, median. TTFT ms above is what each arm took by itself, minutes apart"
+        "dense over pruned seconds of a pair, median; packed linears of one input may be one product, dense ones are not. TTFT ms above is "
+        "what each arm took by itself, minutes apart"
     )
     return Table("prompts, dense and pruned in turn", PROMPTS, cells, [note, *lines])
 

@@ -9,6 +9,7 @@ from sdbench.errors import ExitCode, SdbenchError, UsageError
 from sdbench.kernels import registry, tuned
 from sdbench.kernels.launching import capability
 from sdbench.kernels.registry import Variant
+from sdbench.kernels.spmm import TUNED_TOKENS
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.kernels.measure import Measurement, Product, choice_of, measure
@@ -37,6 +38,10 @@ class TuneRun(Measurement):
                 hint = f"did you mean {close[0]!r}? " if close else ""
                 raise UsageError(f"variant {name!r} is none that can be tuned: {hint}known: {', '.join(names)}")
         super().__post_init__()
+        for batch in self.batches:
+            if batch > 1 and batch not in TUNED_TOKENS:
+                known = ", ".join(map(str, (1, *TUNED_TOKENS)))
+                raise UsageError(f"--batch {batch}: a product takes the config of the next larger number among {known}; tune that one")
 
 
 def run(options: TuneRun, directory: RunDirectory | None, progress: Progress, runner: Runner | None = None) -> list[dict[str, Any]]:

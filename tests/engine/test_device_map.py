@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from transformers import AutoTokenizer, PreTrainedModel
 
 from sdbench import devices
@@ -21,7 +22,7 @@ from sdbench.engine.graph import GraphForward
 from sdbench.engine.greedy import greedy
 from sdbench.engine.packed_linear import packed_linears
 from sdbench.errors import SdbenchError, UsageError
-from sdbench.models import load_model, open_model, resolve_model
+from sdbench.models import _unhook_linears, load_model, open_model, resolve_model
 from sdbench.packing import pack
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
@@ -49,6 +50,16 @@ def loaded(device: torch.device, **options: Any) -> PreTrainedModel:
 def test_a_map_gives_the_weights_of_one_device(place):
     whole, spread = loaded(CPU).state_dict(), loaded(CPU, device_map=place).state_dict()
     assert whole.keys() == spread.keys() and all(torch.equal(whole[name], spread[name]) for name in whole)
+
+
+def test_linears_inside_a_part_have_no_hook():
+    """A packed linear has none: what a hook costs would be charged to the dense model alone."""
+    model = loaded(CPU)
+    for module in model.modules():
+        add_hook_to_module(module, ModelHook())
+    _unhook_linears(model, {"model": CPU, "lm_head": CPU})
+    hooked = {name for name, module in model.named_modules() if hasattr(module, "_hf_hook")}
+    assert {"model", "lm_head", "model.layers.0.mlp"} <= hooked and not hooked & set(select_linears(model))
 
 
 def test_a_checkpoint_takes_the_same_map(tiny_llama, tmp_path, monkeypatch):

@@ -259,7 +259,7 @@ def test_tuning_covers_every_kernel_with_a_choice_of_configs(monkeypatch: pytest
     found = [(variant.name, layer, str(pattern)) for variant, layer, pattern, tokens in seen if tokens == 1]
     assert set(found) == {("gemv", "o", "None"), ("lane_row", "o", "1:4"), ("lane_row", "o", "2:4")}
     seen.clear()
-    tune.run(options(patterns=[Pattern(2, 4)], batches=[1, 4, 128], variants=["tile", "gemv"]), None, Notes())
+    tune.run(options(patterns=[Pattern(2, 4)], batches=[1, 4], variants=["tile", "gemv"]), None, Notes())
     assert [(variant.name, tokens) for variant, _, _, tokens in seen] == [("gemv", 1), ("tile", 4)]
     with pytest.raises(UsageError, match="did you mean 'lane_row'"):
         options(variants=["lanerow"])
@@ -274,6 +274,11 @@ def test_nothing_that_a_variant_takes() -> None:
     with pytest.raises(SdbenchError, match="nothing to tune: tile is for 2 to 64 tokens, not 1; choose another --batch") as refused:
         tune.run(options(variants=["tile"]), None, Notes())
     assert refused.value.exit_code == 5
+
+
+def test_a_number_of_tokens_whose_config_no_product_takes() -> None:
+    with pytest.raises(UsageError, match="--batch 3: a product takes the config of the next larger number among 1, 2, 4, 8, 16, 32; tune"):
+        options(batches=[1, 3])
 
 
 def test_export_of_what_a_run_chose(tmp_path: Path) -> None:
