@@ -1,6 +1,7 @@
 """Device and number type by the names that the command line takes; needs torch and nothing else."""
 
 import re
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -111,3 +112,17 @@ def resolve_dtype(text: str | None, device: torch.device) -> torch.dtype:
     if text not in DTYPES:
         raise UsageError(f"dtype {text!r}: use auto, {', '.join(DTYPES)}")
     return DTYPES[str(text)]
+
+
+def unhook_linears(model: Any, places: Mapping[str, torch.device]) -> None:
+    """Takes accelerate's hooks off linears inside a part, which brings their input already: packed ones have none, and would gain by it.
+
+    Args:
+        model: Spread over devices.
+        places: Devices of its parts by dotted name.
+    """
+    from accelerate.hooks import remove_hook_from_module
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name not in places:
+            remove_hook_from_module(module)

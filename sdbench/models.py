@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from sdbench.architectures import find_architecture
 from sdbench.checkpoint_files import PROVENANCE_FILE, CheckpointFiles
-from sdbench.devices import map_devices
+from sdbench.devices import map_devices, unhook_linears
 from sdbench.engine.greedy import greedy_eos_ids
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.memory import InUse, in_use
@@ -175,15 +175,8 @@ def load_model(
             places = map_devices(_on_meta(config, None, dtype), device_map) if isinstance(device_map, str) else device_map
             model = _pretrained(spec.source, folder, _by_number(places) if places else device, dtype, config=config)
         if spec.kind != "gguf" and places:
-            _unhook_linears(model, places)
+            unhook_linears(model, places)
     return LoadedModel(model, tokenizer, spec, greedy_eos_ids(model, tokenizer), spec.name, before)
-
-
-def _unhook_linears(model: torch.nn.Module, places: Mapping[str, torch.device]) -> None:
-    """Takes accelerate's hooks off linears inside a part, which brings their input already: packed ones have none, and would gain by it."""
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and name not in places:
-            accelerate.hooks.remove_hook_from_module(module)
 
 
 def open_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progress: Callable[[str], None] | None = None) -> LoadedModel:

@@ -22,7 +22,7 @@ from sdbench.engine.graph import GraphForward
 from sdbench.engine.greedy import greedy
 from sdbench.engine.packed_linear import packed_linears
 from sdbench.errors import SdbenchError, UsageError
-from sdbench.models import _unhook_linears, load_model, open_model, resolve_model
+from sdbench.models import load_model, open_model, resolve_model
 from sdbench.packing import pack
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
@@ -57,7 +57,7 @@ def test_linears_inside_a_part_have_no_hook():
     model = loaded(CPU)
     for module in model.modules():
         add_hook_to_module(module, ModelHook())
-    _unhook_linears(model, {"model": CPU, "lm_head": CPU})
+    devices.unhook_linears(model, {"model": CPU, "lm_head": CPU})
     hooked = {name for name, module in model.named_modules() if hasattr(module, "_hf_hook")}
     assert {"model", "lm_head", "model.layers.0.mlp"} <= hooked and not hooked & set(select_linears(model))
 
