@@ -197,7 +197,7 @@ class Bound:
     def __init__(self, packed: PackedWeight, config: Config, nibble: bool = False):
         self._packed, self._config, self._nibble = packed, config, nibble
         self._index, self._stream_of = packed.device.index, stream_of(packed.device)
-        self._kept: dict[tuple[torch.dtype, torch.dtype], _Kept | None] = {}
+        self._kept: dict[tuple[torch.dtype, torch.dtype], _Kept] = {}
 
     def multiply(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """y ``[..., out]`` in a dtype, for x ``[..., in]`` with leading dimensions of 1."""
@@ -219,9 +219,9 @@ class Bound:
     def _look_up(self, x: Tensor, y: Tensor, sums: Tensor, weight: tuple[int, int, int]) -> None:
         product = _launch_sums(self._packed, x.view(-1), sums.view(-1) if sums is y else sums, self._config, self._nibble)
         finish = None if sums is y else finish_again(sums, y.view(-1), bool(self._config["pdl"]))
-        aligned = not (x.data_ptr() | y.data_ptr()) % ALIGNMENT and weight[2] == self._packed.pitch
-        whole = product is not None and (finish is not None or sums is y)
-        self._kept[x.dtype, y.dtype] = _Kept(weight, product, finish) if product is not None and whole and aligned else None
+        alike = not (x.data_ptr() | y.data_ptr()) % ALIGNMENT and weight[2] == self._packed.pitch
+        if product and (finish or sums is y) and alike:
+            self._kept[x.dtype, y.dtype] = _Kept(weight, product, finish)
 
 
 def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config, nibble: bool = False) -> Tensor:
