@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -88,6 +89,8 @@ class Worker(Runner):
 @contextlib.contextmanager
 def _without_ctrl_c() -> Iterator[None]:
     """A process started inside never sees Ctrl-C, which a terminal sends to all: its parent ends it. The parent's own is only put off."""
+    # The first process of a program starts this one too, and that lets the signal through again.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

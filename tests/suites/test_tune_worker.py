@@ -145,6 +145,10 @@ def test_no_process_outlives_the_run(ending: str, tmp_path: Path) -> None:
     assert psutil.pid_exists(worker)
     time.sleep(0.5)
     if ending == "ctrl-c":
+        # The worker never hears it: its parent is what ends it.
+        os.kill(worker, signal.SIGINT)
+        time.sleep(0.5)
+        assert parent.poll() is None and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE
         os.killpg(parent.pid, signal.SIGINT)
     else:
         parent.kill()
