@@ -8,11 +8,11 @@ from torch import Tensor
 
 from sdbench.errors import SdbenchError
 from sdbench.kernels import registry, tuned
+from sdbench.kernels.checked import trouble
 from sdbench.kernels.launching import can_run, capability, sm_count
 from sdbench.kernels.registry import Config, Problem, Product, Variant
 from sdbench.kernels.spmv.finish import NOTHING, Epilogue, finish
 from sdbench.packing import PackedWeight
-from sdbench.timing import TOLERANCE, relative_error, within
 
 
 def problem_of(packed: PackedWeight, tokens: int = 1) -> Problem:
@@ -88,30 +88,19 @@ def _is_right(packed: PackedWeight, variant: Variant, problem: Problem, config: 
                 f"{variant.kernel} variant {variant.name}: bind the weight, or multiply once, before a capture, "
                 "since a tuned config is checked first"
             )
-        trouble = _trouble(packed, variant, config, problem.tokens)
-        _RIGHT[key] = trouble is None
-        if trouble:
+        rows = (problem.tokens,) if problem.tokens > 1 else ()
+        generator = torch.Generator(packed.device).manual_seed(0)
+        x = torch.randn(*rows, packed.in_features, generator=generator, device=packed.device).to(packed.dtype)
+        y = torch.full((*rows, packed.out_features), float("nan"), device=packed.device)
+        found = trouble(lambda x: variant.launch(packed, x, y, config), packed, x)
+        _RIGHT[key] = found is None
+        if found:
             warnings.warn(
                 f"{variant.kernel} variant {variant.name}, {'x'.join(map(str, packed.shape))} at {packed.pattern}: the {source} config "
-                f"{dict(config)} {trouble}; the default is used. 'sdbench tune' finds a right one",
+                f"{dict(config)} {found}; the default is used. 'sdbench tune' finds a right one",
                 stacklevel=4,
             )
     return _RIGHT[key]
-
-
-def _trouble(packed: PackedWeight, variant: Variant, config: Config, tokens: int) -> str | None:
-    rows = (tokens,) if tokens > 1 else ()
-    generator = torch.Generator(packed.device).manual_seed(0)
-    x = torch.randn(*rows, packed.in_features, generator=generator, device=packed.device).to(packed.dtype)
-    y = torch.full((*rows, packed.out_features), float("nan"), device=packed.device)
-    try:
-        y = variant.launch(packed, x, y, config)
-        # A block of rows at a time: where a model fills a GPU there is no room for all of them in float64.
-        want = torch.cat([x.double() @ rows.double().T for rows in packed.unpack().split(1024)], -1)
-        error = relative_error(y, want)
-    except Exception as failure:  # a file says what to launch: whatever comes of it is the file's fault
-        return f"fails ({type(failure).__name__}: {failure})"
-    return None if within(error, TOLERANCE[y.dtype]) else f"gives a wrong product (relative error {error:.1e})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,8 @@
 """The fused step against transformers: greedy ids equal in fp32, bf16 logits as near to fp32 as transformers' own bf16."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from sdbench.engine.fused import products as products_module
 from sdbench.engine.greedy import Reply, greedy
 from sdbench.engine.packed_linear import packed_linears
 from sdbench.errors import SdbenchError, UsageError
+from sdbench.kernels import registry
 from sdbench.kernels.decode import attention, gate, head, norm
 from sdbench.packing import pack
 from sdbench.pattern import Pattern
@@ -168,6 +171,43 @@ def test_the_kernels_give_the_same_ids(tiny_qwen3: PreTrainedModel, device: torc
     decoder = FusedDecoder(model, 32)
     assert (decoder.captured is not None) == (device.type == "cuda")
     assert reply(decoder, PROMPTS[0], 4).ids == eager(model, PROMPTS[0], 4).ids
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_product_that_is_a_little_wrong_is_not_timed(tiny_qwen3: PreTrainedModel, pruned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row off by a hundredth, which the logits of a step do not show: a tuned config gives way to the default, and that to no step."""
+    for module in (attention, gate, head, norm, products_module):
+        monkeypatch.setattr(module, "uses_kernels", lambda device: True)
+    find, wrong = registry.find, [2]
+
+    def found(kernel: str, name: str) -> registry.Variant:
+        variant = find(kernel, name)
+
+        def launch(weight: Any, x: torch.Tensor, y: torch.Tensor, config: registry.Config) -> torch.Tensor:
+            y = variant.launch(weight, x, y, config)
+            if config["num_warps"] in wrong:
+                y[..., 0] *= 1.01
+            return y
+
+        return replace(variant, launch=launch, default=lambda problem: {**variant.default(problem), "num_warps": 4})
+
+    monkeypatch.setattr(products_module.registry, "find", found)
+    monkeypatch.setattr(
+        products_module.tuned,
+        "lookup",
+        lambda variant, problem, device: ({**variant.default(problem), "num_warps": 2}, "cache"),
+    )
+    weights = {}
+    if pruned:
+        linears = {name: module for name, module in tiny_qwen3.named_modules() if name.endswith("_proj")}
+        weights = {name: pack(m.weight.detach(), keep_mask(m.weight, Pattern(2, 4)), Pattern(2, 4)) for name, m in linears.items()}
+    with packed_linears(tiny_qwen3, weights, "pruned"):
+        with pytest.warns(UserWarning, match="the cache config .* gives a wrong product"):
+            decoder = FusedDecoder(tiny_qwen3, 8)
+        assert {product.packed for product in decoder.step.products()} == {pruned}
+        wrong.append(4)
+        with pytest.warns(UserWarning), pytest.raises(Unfusable, match=r"x\d+ gives a wrong product .*; run 'sdbench kernels'"):
+            FusedDecoder(tiny_qwen3, 8)
 
 
 @torch.no_grad()

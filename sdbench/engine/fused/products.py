@@ -1,5 +1,6 @@
 """The linears of a fused step: several of one input as one product, written as partial sums that the next kernel adds."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 from sdbench.engine.fused.plan import Linear, Unfusable
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.kernels import registry, tuned
+from sdbench.kernels.checked import trouble
 from sdbench.kernels.launching import capability, sm_count, uses_kernels
 from sdbench.kernels.quantized.weights import quantize
-from sdbench.kernels.registry import Problem, Variant
+from sdbench.kernels.registry import Config, Problem, Variant
 from sdbench.packing import joined, stack_rows
 
 Sums = dict[tuple[int, int], Tensor]
@@ -20,6 +22,9 @@ Sums = dict[tuple[int, int], Tensor]
 
 class Product:
     """sums = W x, split over K where the kernel splits it.
+
+    A kernel is first compared with the float64 product of this weight, NaN in its sums and fresh x, twice: no rate of a wrong one can be
+    measured. Where a tuned config is wrong, that is a warning and the default takes its place.
 
     Args:
         linears: Linears of one input, whose rows follow one another.
@@ -34,7 +39,7 @@ class Product:
         calls: Launches so far.
 
     Raises:
-        Unfusable: Some of the linears are packed and others are not, or in different ways.
+        Unfusable: Some of the linears are packed and others are not, or in different ways; or the product is wrong.
     """
 
     def __init__(self, linears: Sequence[Linear], sums: Sums, quantized: str | None = None):
@@ -59,15 +64,8 @@ class Product:
         problem = Problem(out, linears[0].in_features, _parameters(linears[0]).dtype, pattern, sm_count(device), capability(device))
         if uses_kernels(device):
             variant = tuned.fastest(self._candidates(problem, quantized), problem, device)
-            config = dict(tuned.lookup(variant, problem, device)[0] if device.type == "cuda" else variant.default(problem))
-            if "pdl" in config:
-                # All kernels of a step take part in dependent launch.
-                config["pdl"] = config["pdl"] or problem.dependent_launch
-            splits = config.get("splits", 1) if variant.kernel == "spmv_partial" else 1
             self.variant = variant.name
-            self.sums = _shared(sums, splits, out, device)
-            y = self.sums if variant.kernel == "spmv_partial" else self.sums[0]
-            self._run: Callable[[Tensor], object] = lambda x: variant.launch(weight, x, y, config)
+            self._run: Callable[[Tensor], object] = self._right(variant, problem, device, sums)
         else:
             self.variant = "reference"
             self.sums = _shared(sums, 1, out, device)
@@ -88,12 +86,51 @@ class Product:
                 return taking
         raise Unfusable(f"no fused step: no kernel takes pattern {problem.pattern} in {problem.dtype}")
 
+    def _right(self, variant: Variant, problem: Problem, device: torch.device, sums: Sums) -> Callable[[Tensor], object]:
+        config, source = tuned.lookup(variant, problem, device)
+        what = f"{variant.kernel} variant {variant.name}, {problem.out_features}x{problem.in_features}"
+        run, found = self._tried(variant, config, problem, device, sums)
+        if found and source != "default":
+            message = f"{what}: the {source} config {dict(config)} {found}; the default is used. 'sdbench tune' finds a right one"
+            warnings.warn(message, stacklevel=2)
+            run, found = self._tried(variant, variant.default(problem), problem, device, sums)
+        if found:
+            raise Unfusable(f"no fused step: {what} {found}; run 'sdbench kernels'")
+        return run
+
+    def _tried(
+        self, variant: Variant, config: Config, problem: Problem, device: torch.device, sums: Sums
+    ) -> tuple[Callable[[Tensor], object], str | None]:
+        """The launch of a config, and what is wrong with it."""
+        # All kernels of a step take part in dependent launch.
+        config = {**config, "pdl": config["pdl"] or problem.dependent_launch} if "pdl" in config else config
+        partial = variant.kernel == "spmv_partial"
+        self.sums = _shared(sums, config.get("splits", 1) if partial else 1, problem.out_features, device)
+        weight, y = self.weight, self.sums if partial else self.sums[0]
+        generator = torch.Generator(device).manual_seed(0)
+
+        def run(x: Tensor) -> object:
+            return variant.launch(weight, x, y, config)
+
+        def product(x: Tensor) -> Tensor:
+            self.sums.fill_(torch.nan)
+            run(x)
+            return self.sums.sum(0)
+
+        inputs = torch.randn(2, problem.in_features, generator=generator, device=device).to(input_dtype(problem.dtype))
+        return run, next(filter(None, (trouble(product, weight, x) for x in inputs)), None)
+
     def _reference(self, problem: Problem) -> Callable[[Tensor], object]:
         if self.packed:
             reference = registry.find("spmv", "reference")
             return lambda x: reference.launch(self.weight, x, self.sums[0], {})
         matrix = self.weight if isinstance(self.weight, Tensor) else self.weight.dequantize()
         return lambda x: torch.mv(matrix.float(), x.float(), out=self.sums[0])
+
+
+def input_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of a product's x, by the weights': as the kernels were tuned for; fp16 has no room for a vector before its scaling."""
+    return dtype if dtype == torch.bfloat16 else torch.float32
 
 
 def _one_matrix(linears: Sequence[nn.Linear]) -> Tensor:

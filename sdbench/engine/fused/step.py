@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sdbench.engine.fused.plan import LayerPlan, Plan
-from sdbench.engine.fused.products import Product, Sums
+from sdbench.engine.fused.products import Product, Sums, input_dtype
 from sdbench.kernels.decode.attention import Attention, slices_for
 from sdbench.kernels.decode.gate import gate
 from sdbench.kernels.decode.head import LOWEST, SLOTS, advance, head
@@ -65,8 +65,8 @@ class FusedStep:
             _Layer(part, Attention(heads, part.attention, keys, values, cos, sin, self.slices, TILE, self._dependent), sums, quantized)
             for part, keys, values in zip(plan.layers, self.keys, self.values, strict=True)
         ]
-        # Inputs of products as the kernels were tuned for, and as transformers has them; fp16 has no room for a vector before its scaling.
-        narrow = plan.dtype if plan.dtype == torch.bfloat16 else torch.float32
+        # Inputs of products, as transformers has them where that can be.
+        narrow = input_dtype(plan.dtype)
         self._h, self._x = torch.empty(plan.hidden, device=device), torch.empty(plan.hidden, dtype=narrow, device=device)
         self._squares = torch.empty(blocks(plan.hidden), device=device)
         self._attended = torch.empty(heads.query * heads.size, dtype=narrow, device=device)
