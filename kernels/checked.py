@@ -10,20 +10,29 @@ from sdbench.packing import PackedWeight
 from sdbench.timing import TOLERANCE, relative_error, within
 
 
-def trouble(product: Callable[[Tensor], Tensor], weight: Any, x: Tensor) -> str | None:
-    """What is wrong with a product, in a few words; None for one that agrees with the float64 product.
+def trouble(
+    product: Callable[[Tensor], Tensor], weight: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, times: int = 1
+) -> str | None:
+    """What is wrong with a product of random x, in a few words; None where each agrees with the float64 product.
 
     Args:
-        product: Gives y ``[out]`` or ``[tokens, out]``, float32 or as x.
+        product: Gives y ``[out]`` or ``[tokens, out]``, in the dtype that says how near it has to be.
         weight: A matrix ``[out, in]``, or what stands for one: a ``PackedWeight`` or a ``QuantizedWeight``.
-        x: ``[in]`` or ``[tokens, in]``.
+        shape: Of x, ``[in]`` or ``[tokens, in]``.
+        dtype: Of x.
+        device: Of x.
+        times: How often, each time with another x.
     """
+    generator = torch.Generator(device).manual_seed(0)
     try:
-        y = product(x)
         matrix = weight if isinstance(weight, Tensor) else weight.unpack() if isinstance(weight, PackedWeight) else weight.dequantize()
-        # A block of rows at a time: where a model fills a GPU there is no room for all of them in float64.
-        want = torch.cat([x.double() @ rows.double().T for rows in matrix.split(1024)], -1)
-        error = relative_error(y, want)
+        for _ in range(times):
+            x = torch.randn(shape, generator=generator, device=device).to(dtype)
+            y = product(x)
+            # A block of rows at a time: where a model fills a GPU there is no room for all of them in float64.
+            error = relative_error(y, torch.cat([x.double() @ rows.double().T for rows in matrix.split(1024)], -1))
+            if not within(error, TOLERANCE[y.dtype]):
+                return f"gives a wrong product (relative error {error:.1e})"
     except Exception as failure:  # a file says what to launch: whatever comes of it is the file's fault
         return f"fails ({type(failure).__name__}: {failure})"
-    return None if within(error, TOLERANCE[y.dtype]) else f"gives a wrong product (relative error {error:.1e})"
+    return None

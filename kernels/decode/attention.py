@@ -1,4 +1,4 @@
-"""Attention of one new token over a static cache: query and key norm, rotary embedding, cache write and softmax in one kernel.
+"""Attention of one new token a sequence over a static cache: query and key norm, rotary embedding, cache write, softmax in one kernel.
 
     q, k, v = r (sum over splits of sums[split]) + bias;   q, k <- rope(norm(q)), rope(norm(k))
     y = softmax(q K^T scale) V over the positions before and the new one
@@ -73,13 +73,13 @@ def _halves(ptr, at, HALF: tl.constexpr, SOME: tl.constexpr):
 
 
 @triton.jit
-def _summed(sums_ptr, at, some, ROWS: tl.constexpr, SPLITS: tl.constexpr, HALF: tl.constexpr):
+def _summed(sums_ptr, at, some, STRIDE: tl.constexpr, SPLITS: tl.constexpr, HALF: tl.constexpr):
     """Both halves of heads, their splits added in order."""
     a = tl.load(sums_ptr + at, mask=some, other=0.0)
     b = tl.load(sums_ptr + at + HALF, mask=some, other=0.0)
     for split in tl.static_range(1, SPLITS):
-        a += tl.load(sums_ptr + split * ROWS + at, mask=some, other=0.0)
-        b += tl.load(sums_ptr + split * ROWS + at + HALF, mask=some, other=0.0)
+        a += tl.load(sums_ptr + split * STRIDE + at, mask=some, other=0.0)
+        b += tl.load(sums_ptr + split * STRIDE + at + HALF, mask=some, other=0.0)
     return a, b
 
 
@@ -130,12 +130,12 @@ def _add_tile(largest, weight, o1, o2, q1, q2, k1, k2, v1, v2, inside, SCALE: tl
 def attention_kernel(
     sums_ptr, bias_ptr, squares_ptr, query_gamma_ptr, key_gamma_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, position_ptr,
     y_ptr, largest_ptr, weight_ptr, part_ptr, length,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, SCALE: tl.constexpr, SPLITS: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, SCALE: tl.constexpr, SPLITS: tl.constexpr, BATCH: tl.constexpr,
     HIDDEN: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_CEIL: tl.constexpr, EPS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
     PER_CEIL: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, SLICES: tl.constexpr, SHORT: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (key-value heads, slices); the cache's length is no constant, so that caches of other lengths need no compilation.
+    """Grid (key-value heads, slices, sequences); the cache's length is no constant, so that caches of other lengths need no compilation.
 
     SHORT: a slice is one tile at any position.
     """
@@ -145,6 +145,17 @@ def attention_kernel(
     REPEATS: tl.constexpr = GROUP // PER_CEIL
     kv = tl.program_id(0)
     part = tl.program_id(1)
+    if BATCH > 1:
+        sequence = tl.program_id(2)
+        sums_ptr += sequence * ROWS
+        squares_ptr += sequence * BLOCKS
+        position_ptr += sequence
+        keys_ptr += sequence.to(tl.int64) * KV_HEADS * length * SIZE
+        values_ptr += sequence.to(tl.int64) * KV_HEADS * length * SIZE
+        y_ptr += sequence * HEADS * SIZE
+        largest_ptr += sequence * HEADS * SLICES
+        weight_ptr += sequence * HEADS * SLICES
+        part_ptr += sequence * HEADS * SLICES * SIZE
     if PDL:
         gdc_launch_dependents()
     position = tl.load(position_ptr)
@@ -180,9 +191,9 @@ def attention_kernel(
     if PDL:
         gdc_wait()
     # All that the kernel before wrote is asked for at once: what follows waits for memory one time.
-    q1, q2 = _summed(sums_ptr, at_q, at_q >= 0, ROWS, SPLITS, HALF)
-    n1, n2 = _summed(sums_ptr, at_n, own, ROWS, SPLITS, HALF)
-    w1, w2 = _summed(sums_ptr, at_w, own, ROWS, SPLITS, HALF)
+    q1, q2 = _summed(sums_ptr, at_q, at_q >= 0, BATCH * ROWS, SPLITS, HALF)
+    n1, n2 = _summed(sums_ptr, at_n, own, BATCH * ROWS, SPLITS, HALF)
+    w1, w2 = _summed(sums_ptr, at_w, own, BATCH * ROWS, SPLITS, HALF)
     r = root(squares_ptr, HIDDEN, BLOCKS, BLOCKS_CEIL, EPS)
     q1, q2 = _turned(q1 * r + bias_q1, q2 * r + bias_q2, gamma_q1, gamma_q2, cos, sin, HALF, EPS, NORM)
     q1, q2 = _rows(q1.to(k1.dtype), GROUP), _rows(q2.to(k1.dtype), GROUP)
@@ -235,7 +246,7 @@ def attention_kernel(
 
 @triton.jit
 def merge_kernel(largest_ptr, weight_ptr, part_ptr, y_ptr, SIZE: tl.constexpr, SLICES: tl.constexpr, CEIL: tl.constexpr, PDL: tl.constexpr):
-    """One query head a program."""
+    """One query head of a sequence a program."""
     head = tl.program_id(0)
     part = tl.arange(0, CEIL)
     column = tl.arange(0, SIZE)
@@ -256,7 +267,7 @@ class Attention:
     Args:
         heads: Sizes.
         parts: Norms and bias.
-        keys: ``[key_value, length, size]``, the cache, in the dtype that scores are multiplied in.
+        keys: ``[batch, key_value, length, size]``, the cache, in the dtype that scores are multiplied in.
         values: As ``keys``.
         cos: float32 ``[length, size / 2]``, times any attention factor.
         sin: As ``cos``.
@@ -281,51 +292,57 @@ class Attention:
         self.keys, self.values = keys, values
         self._cos, self._sin = cos, sin
         self._slices, self._tile, self._dependent = slices, tile, dependent
-        self._short = slices * tile >= keys.shape[1]
+        self._short = slices * tile >= keys.shape[2]
         # Three tiles of keys and values in flight where shared memory has room for them.
         self._stages = 3 if heads.size * keys.element_size() <= 256 else 2
-        self._largest, self._weight = (torch.empty(heads.query, slices, device=keys.device) for _ in range(2))
-        self._part = torch.empty(heads.query, slices, heads.size, device=keys.device)
+        batch = len(keys)
+        self._largest, self._weight = (torch.empty(batch, heads.query, slices, device=keys.device) for _ in range(2))
+        self._part = torch.empty(batch, heads.query, slices, heads.size, device=keys.device)
 
     def __call__(self, sums: Tensor, squares: Tensor, hidden: int, eps: float, position: Tensor, y: Tensor) -> None:
-        """Writes the position into the cache, and y.
+        """Writes each sequence's position into the cache, and y.
 
         Args:
-            sums: float32 ``[splits, heads.rows]``.
-            squares: float32, of the norm before the product.
+            sums: float32 ``[splits, batch, heads.rows]``.
+            squares: float32 ``[batch, blocks]``, of the norm before the product.
             hidden: Size of that norm.
             eps: Epsilon of all norms.
-            position: int32 ``[1]``, of the new token.
-            y: ``[query * size]``, any float dtype.
+            position: int32 ``[batch]``, of the new tokens.
+            y: ``[batch, query * size]``, any float dtype.
         """
         if not uses_kernels(y.device):
-            self._reference(sums, torch.rsqrt(squares.sum() / hidden + eps), eps, int(position), y)
+            total = sums.sum(0) * torch.rsqrt(squares.sum(1, keepdim=True) / hidden + eps)
+            for sequence, place in enumerate(position.tolist()):
+                self._reference(total[sequence], eps, self.keys[sequence], self.values[sequence], place, y[sequence])
             return
         heads, parts, slices = self._heads, self._parts, self._slices
         normed = parts.query_gamma is not None
         per = triton.next_power_of_2(heads.query // heads.key_value)
-        attention_kernel[heads.key_value, slices](
+        batch, blocks = squares.shape
+        attention_kernel[heads.key_value, slices, batch](
             sums, y if parts.bias is None else parts.bias, squares,
             parts.query_gamma if normed else y, parts.key_gamma if normed else y,
             self._cos, self._sin, self.keys, self.values, position, y, self._largest, self._weight, self._part,
-            self.keys.shape[1], heads.query, heads.key_value, heads.size, heads.scale, sums.shape[0],
-            hidden, squares.numel(), triton.next_power_of_2(squares.numel()), eps, parts.bias is not None, normed,
+            self.keys.shape[2], heads.query, heads.key_value, heads.size, heads.scale, sums.shape[0], batch,
+            hidden, blocks, triton.next_power_of_2(blocks), eps, parts.bias is not None, normed,
             per, max(_MATRIX_ROWS, per), self._tile, slices, self._short, self._stages, self._dependent,
             num_warps=_WARPS, launch_pdl=self._dependent,
         )  # fmt: skip
         if slices > 1:
-            merge_kernel[(heads.query,)](
+            merge_kernel[(batch * heads.query,)](
                 self._largest, self._weight, self._part, y, heads.size, slices, triton.next_power_of_2(slices), self._dependent,
                 num_warps=4, launch_pdl=self._dependent,
             )  # fmt: skip
 
-    def _reference(self, sums: Tensor, r: Tensor, eps: float, position: int, y: Tensor) -> None:
+    def _reference(self, total: Tensor, eps: float, keys: Tensor, values: Tensor, position: int, y: Tensor) -> None:
+        """One sequence's, from its sums ``[heads.rows]`` and its cache."""
         heads, parts = self._heads, self._parts
-        total = sums.sum(0) * r + (0.0 if parts.bias is None else parts.bias.float())
+        if parts.bias is not None:
+            total = total + parts.bias.float()
         q, k, v = total.view(-1, heads.size).split([heads.query, heads.key_value, heads.key_value])
         q, k = (self._turned(part, gamma, eps, position) for part, gamma in ((q, parts.query_gamma), (k, parts.key_gamma)))
-        self.keys[:, position], self.values[:, position] = k, v
-        keys, values = (cache[:, : position + 1].float() for cache in (self.keys, self.values))
+        keys[:, position], values[:, position] = k, v
+        keys, values = (cache[:, : position + 1].float() for cache in (keys, values))
         grouped = q.to(self.keys.dtype).float().view(heads.key_value, -1, heads.size)
         weights = torch.softmax(grouped @ keys.transpose(1, 2) * heads.scale, -1)
         y.copy_((weights @ values).flatten())
@@ -343,7 +360,7 @@ def slices_for(longest: int, key_value: int, sm_count: int, tile: int) -> int:
 
     Args:
         longest: Positions of the cache.
-        key_value: Key-value heads.
+        key_value: Key-value heads, of all sequences together.
         sm_count: Multiprocessors of the device.
         tile: Positions a step.
     """

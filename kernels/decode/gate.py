@@ -15,10 +15,15 @@ _BLOCK = 128
 @triton.jit
 def gate_kernel(
     sums_ptr, squares_ptr, y_ptr,
-    SIZE: tl.constexpr, SPLITS: tl.constexpr, HIDDEN: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_CEIL: tl.constexpr, EPS: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    SIZE: tl.constexpr, SPLITS: tl.constexpr, BATCH: tl.constexpr, HIDDEN: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_CEIL: tl.constexpr,
+    EPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """y[i] = silu(r g[i]) * r u[i]; gate rows above up rows."""
+    """y[i] = silu(r g[i]) * r u[i]; gate rows above up rows; grid (blocks, sequences)."""
+    if BATCH > 1:
+        sequence = tl.program_id(1)
+        sums_ptr += sequence * 2 * SIZE
+        squares_ptr += sequence * BLOCKS
+        y_ptr += sequence * SIZE
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
     if PDL:
@@ -28,8 +33,8 @@ def gate_kernel(
     gate = tl.zeros([BLOCK], tl.float32)
     up = tl.zeros([BLOCK], tl.float32)
     for split in tl.static_range(SPLITS):
-        gate += tl.load(sums_ptr + split * 2 * SIZE + at, mask=inside, other=0.0)
-        up += tl.load(sums_ptr + (split * 2 + 1) * SIZE + at, mask=inside, other=0.0)
+        gate += tl.load(sums_ptr + split * BATCH * 2 * SIZE + at, mask=inside, other=0.0)
+        up += tl.load(sums_ptr + (split * BATCH * 2 + 1) * SIZE + at, mask=inside, other=0.0)
     gate *= r
     tl.store(y_ptr + at, gate * tl.sigmoid(gate) * (up * r), mask=inside)
 
@@ -38,19 +43,19 @@ def gate(sums: Tensor, squares: Tensor, hidden: int, eps: float, y: Tensor, depe
     """Writes y.
 
     Args:
-        sums: float32 ``[splits, 2 * size]`` of the product with gate rows above up rows.
-        squares: float32, of the norm before that product.
+        sums: float32 ``[splits, batch, 2 * size]`` of the product with gate rows above up rows.
+        squares: float32 ``[batch, blocks]``, of the norm before that product.
         hidden: Size of that norm.
         eps: Its epsilon.
-        y: ``[size]``, any float dtype.
+        y: ``[batch, size]``, any float dtype.
         dependent: Programmatic dependent launch.
     """
     if not uses_kernels(sums.device):
-        g, u = (sums.sum(0) * torch.rsqrt(squares.sum() / hidden + eps)).chunk(2)
+        g, u = (sums.sum(0) * torch.rsqrt(squares.sum(1, keepdim=True) / hidden + eps)).chunk(2, -1)
         y.copy_(torch.nn.functional.silu(g) * u)
         return
-    size, splits = y.numel(), sums.shape[0]
-    gate_kernel[(triton.cdiv(size, _BLOCK),)](
-        sums, squares, y, size, splits, hidden, squares.numel(), triton.next_power_of_2(squares.numel()), eps, _BLOCK, dependent,
+    (batch, size), count = y.shape, squares.shape[1]
+    gate_kernel[triton.cdiv(size, _BLOCK), batch](
+        sums, squares, y, size, sums.shape[0], batch, hidden, count, triton.next_power_of_2(count), eps, _BLOCK, dependent,
         launch_pdl=dependent,
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 Greedy is argmax of the raw logits, the lowest id among equals. A logit and its id make one 64-bit key whose integer order is that of
 (logit, lower id first), so that the maximum over programs does not depend on their order. The norm's scalar is positive and leaves the
-argmax alone; logits are written where they are asked for, with the scalar applied.
+argmax alone; logits are written where they are asked for, with the scalar applied. Of several sequences lm_head is a product like others,
+whose argmax a kernel of its own finds.
 """
 
 import torch
@@ -19,6 +20,18 @@ SLOTS = 64
 
 LOWEST = -(2**63)
 _BROKEN = 2**31 - 1
+_BLOCK = 1024
+
+
+@triton.jit
+def _greatest(logits, rows):
+    """The greatest key of a block of logits."""
+    # Both zeros become the positive one.
+    bits = (logits + 0.0).to(tl.int32, bitcast=True)
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    # Anything that is not finite outranks every number, and is told by its place.
+    order = tl.where(tl.abs(logits) < float("inf"), order, 2147483647)
+    return tl.max((order.to(tl.int64) << 32) | (2147483647 - rows).to(tl.int64), 0)
 
 
 @triton.jit
@@ -47,17 +60,37 @@ def head_kernel(
     logits = tl.sum(total, 1)
     if LOGITS:
         tl.store(logits_ptr + rows, logits * root(squares_ptr, IN, BLOCKS, BLOCKS_CEIL, EPS))
-    bits = logits.to(tl.int32, bitcast=True)
-    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    # Anything that is not finite outranks every number, and is told by its place.
-    order = tl.where(tl.abs(logits) < float("inf"), order, 2147483647)
-    key = (order.to(tl.int64) << 32) | (2147483647 - rows).to(tl.int64)
-    tl.atomic_max(keys_ptr + tl.program_id(0) % SLOTS, tl.max(key, 0), sem="relaxed")
+    tl.atomic_max(keys_ptr + tl.program_id(0) % SLOTS, _greatest(logits, rows), sem="relaxed")
 
 
 @triton.jit
-def advance_kernel(keys_ptr, token_ptr, position_ptr, ids_ptr, count_ptr, SLOTS: tl.constexpr, PDL: tl.constexpr):
-    """The token of the greatest key; keys are emptied for the next step."""
+def pick_kernel(
+    products_ptr, squares_ptr, keys_ptr, logits_ptr,
+    OUT: tl.constexpr, SIZE: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_CEIL: tl.constexpr, EPS: tl.constexpr, LOGITS: tl.constexpr,
+    SLOTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """BLOCK logits of a sequence a program; grid (blocks, sequences); rows past OUT repeat the last one."""
+    sequence = tl.program_id(1)
+    rows = tl.minimum(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), OUT - 1)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    logits = tl.load(products_ptr + sequence * OUT + rows)
+    if LOGITS:
+        r = root(squares_ptr + sequence * BLOCKS, SIZE, BLOCKS, BLOCKS_CEIL, EPS)
+        tl.store(logits_ptr + sequence * OUT + rows, logits * r)
+    tl.atomic_max(keys_ptr + sequence * SLOTS + tl.program_id(0) % SLOTS, _greatest(logits, rows), sem="relaxed")
+
+
+@triton.jit
+def advance_kernel(keys_ptr, token_ptr, position_ptr, ids_ptr, count_ptr, most, SLOTS: tl.constexpr, PDL: tl.constexpr):
+    """The token of a sequence's greatest key; keys are emptied for the next step; grid (sequences,)."""
+    sequence = tl.program_id(0)
+    keys_ptr += sequence * SLOTS
+    token_ptr += sequence
+    position_ptr += sequence
+    ids_ptr += sequence * most
+    count_ptr += sequence
     slot = tl.arange(0, SLOTS)
     if PDL:
         gdc_launch_dependents()
@@ -77,31 +110,49 @@ def advance_kernel(keys_ptr, token_ptr, position_ptr, ids_ptr, count_ptr, SLOTS:
 def head(
     weight: Tensor, x: Tensor, squares: Tensor, eps: float, keys: Tensor, logits: Tensor | None, block_out: int, dependent: bool
 ) -> None:
-    """Puts the greatest logit's key into ``keys``.
+    """Puts the key of one sequence's greatest logit into ``keys``.
 
     Args:
         weight: ``[vocabulary, in]``, contiguous, any float dtype.
-        x: ``[in]``, any float dtype, times gamma and without the norm's scalar.
-        squares: float32, of that norm.
+        x: ``[1, in]``, any float dtype, times gamma and without the norm's scalar.
+        squares: float32 ``[1, blocks]``, of that norm.
         eps: Its epsilon.
-        keys: int64 ``[SLOTS]``, all ``LOWEST``.
-        logits: float32 ``[vocabulary]`` to write, or None.
+        keys: int64 ``[1, SLOTS]``, all ``LOWEST``.
+        logits: float32 ``[1, vocabulary]`` to write, or None.
         block_out: Rows a program.
         dependent: Programmatic dependent launch.
     """
-    out, size = weight.shape
     if not uses_kernels(x.device):
-        products = weight.float() @ x.float()
-        if logits is not None:
-            torch.mul(products, torch.rsqrt(squares.sum() / size + eps), out=logits)
-        keys.fill_(LOWEST)
-        keys[0] = _key_of(products)
+        _pick((weight.float() @ x[0].float())[None], squares, weight.shape[1], eps, keys, logits)
         return
+    (out, size), blocks = weight.shape, squares.shape[1]
     block_k = min(512, triton.next_power_of_2(size))
     head_kernel[(triton.cdiv(out, block_out),)](
         weight, x, squares, keys, x if logits is None else logits,
-        out, size, squares.numel(), triton.next_power_of_2(squares.numel()), eps, logits is not None, SLOTS, block_out, block_k, dependent,
+        out, size, blocks, triton.next_power_of_2(blocks), eps, logits is not None, SLOTS, block_out, block_k, dependent,
         num_warps=max(1, min(4, block_k // 256)), launch_pdl=dependent,
+    )  # fmt: skip
+
+
+def pick(products: Tensor, squares: Tensor, size: int, eps: float, keys: Tensor, logits: Tensor | None, dependent: bool) -> None:
+    """Puts the key of each sequence's greatest logit into ``keys``.
+
+    Args:
+        products: float32 ``[batch, vocabulary]``, contiguous: lm_head times x, without the norm's scalar.
+        squares: float32 ``[batch, blocks]``, of that norm.
+        size: Of the norm.
+        eps: Its epsilon.
+        keys: int64 ``[batch, SLOTS]``, all ``LOWEST``.
+        logits: float32 ``[batch, vocabulary]`` to write, or None.
+        dependent: Programmatic dependent launch.
+    """
+    if not uses_kernels(products.device):
+        _pick(products, squares, size, eps, keys, logits)
+        return
+    (batch, out), blocks = products.shape, squares.shape[1]
+    pick_kernel[triton.cdiv(out, _BLOCK), batch](
+        products, squares, keys, products if logits is None else logits,
+        out, size, blocks, triton.next_power_of_2(blocks), eps, logits is not None, SLOTS, _BLOCK, dependent, launch_pdl=dependent,
     )  # fmt: skip
 
 
@@ -109,23 +160,32 @@ def advance(keys: Tensor, token: Tensor, position: Tensor, ids: Tensor, count: T
     """Ends a step.
 
     Args:
-        keys: int64 ``[SLOTS]``; emptied.
-        token: int64 ``[1]``, the next step's input; written.
-        position: int32 ``[1]``; one more.
-        ids: int64 ``[most]``: the token at ``count``; ``-1 - id`` where a logit was not finite.
-        count: int32 ``[1]``; one more.
+        keys: int64 ``[batch, SLOTS]``; emptied.
+        token: int64 ``[batch]``, the next step's input; written.
+        position: int32 ``[batch]``; one more.
+        ids: int64 ``[batch, most]``: the token at ``count``; ``-1 - id`` where a logit was not finite.
+        count: int32 ``[batch]``; one more.
         dependent: Programmatic dependent launch.
     """
+    batch, most = ids.shape
     if not uses_kernels(keys.device):
-        key = int(keys.max())
+        for sequence, key in enumerate(keys.max(1).values.tolist()):
+            chosen = 2**31 - 1 - (key & 0xFFFFFFFF)
+            ids[sequence, int(count[sequence])] = -1 - chosen if key >> 32 == _BROKEN else chosen
+            token[sequence] = chosen
         keys.fill_(LOWEST)
-        chosen = 2**31 - 1 - (key & 0xFFFFFFFF)
-        ids[int(count)] = -1 - chosen if key >> 32 == _BROKEN else chosen
-        token.fill_(chosen)
         count.add_(1)
         position.add_(1)
         return
-    advance_kernel[(1,)](keys, token, position, ids, count, SLOTS, dependent, num_warps=1, launch_pdl=dependent)
+    advance_kernel[(batch,)](keys, token, position, ids, count, most, SLOTS, dependent, num_warps=1, launch_pdl=dependent)
+
+
+def _pick(products: Tensor, squares: Tensor, size: int, eps: float, keys: Tensor, logits: Tensor | None) -> None:
+    if logits is not None:
+        torch.mul(products, torch.rsqrt(squares.sum(1, keepdim=True) / size + eps), out=logits)
+    keys.fill_(LOWEST)
+    for sequence, row in enumerate(products):
+        keys[sequence, 0] = _key_of(row)
 
 
 def _key_of(logits: Tensor) -> int:

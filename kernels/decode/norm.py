@@ -4,7 +4,7 @@
     RMSNorm(h) = x * r  with  r = 1 / sqrt(sum(squares) / size + eps)
 
 r is one scalar, so W RMSNorm(h) = r * (W x): nobody has to wait for it before the product, and no block for another. At the start of a step
-h is the token's row of the embedding.
+h is the token's row of the embedding. Each sequence of a batch has a vector of its own.
 """
 
 import torch
@@ -23,9 +23,16 @@ MOST_BLOCKS = 256
 @triton.jit
 def norm_kernel(
     h_ptr, sums_ptr, gamma_ptr, table_ptr, token_ptr, x_ptr, squares_ptr,
-    SIZE: tl.constexpr, SPLITS: tl.constexpr, EMBED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    SIZE: tl.constexpr, SPLITS: tl.constexpr, BATCH: tl.constexpr, EMBED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One block of the vector a program."""
+    """One block of a sequence's vector a program; grid (blocks, sequences)."""
+    if BATCH > 1:
+        sequence = tl.program_id(1)
+        h_ptr += sequence * SIZE
+        sums_ptr += sequence * SIZE
+        token_ptr += sequence
+        x_ptr += sequence * SIZE
+        squares_ptr += sequence * tl.num_programs(0)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
     if PDL:
@@ -38,7 +45,7 @@ def norm_kernel(
     else:
         h = tl.load(h_ptr + at, mask=inside, other=0.0)
     for split in tl.static_range(SPLITS):
-        h += tl.load(sums_ptr + split * SIZE + at, mask=inside, other=0.0)
+        h += tl.load(sums_ptr + split * BATCH * SIZE + at, mask=inside, other=0.0)
     tl.store(h_ptr + at, h, mask=inside)
     tl.store(x_ptr + at, h * gamma, mask=inside)
     tl.store(squares_ptr + tl.program_id(0), tl.sum(h * h, 0))
@@ -61,11 +68,11 @@ def norm(h: Tensor, sums: Tensor | None, gamma: Tensor, x: Tensor, squares: Tens
     """Adds to the residual, in place, and prepares the next product's input.
 
     Args:
-        h: float32 ``[size]``, the residual.
-        sums: float32 ``[splits, size]`` of the product before; None to add nothing.
+        h: float32 ``[batch, size]``, the residual.
+        sums: float32 ``[splits, batch, size]`` of the product before; None to add nothing.
         gamma: ``[size]``, any float dtype.
-        x: ``[size]``, any float dtype, written.
-        squares: float32 ``[blocks(size)]``, written.
+        x: ``[batch, size]``, any float dtype, written.
+        squares: float32 ``[batch, blocks(size)]``, written.
         dependent: Programmatic dependent launch.
     """
     if not uses_kernels(h.device):
@@ -75,19 +82,19 @@ def norm(h: Tensor, sums: Tensor | None, gamma: Tensor, x: Tensor, squares: Tens
 
 
 def embed(token: Tensor, table: Tensor, h: Tensor, gamma: Tensor, x: Tensor, squares: Tensor, dependent: bool) -> None:
-    """The first norm of a step: h becomes the token's row.
+    """The first norm of a step: h becomes each token's row.
 
     Args:
-        token: int64 ``[1]``.
+        token: int64 ``[batch]``.
         table: ``[vocabulary, size]``, any float dtype.
-        h: float32 ``[size]``, written.
+        h: float32 ``[batch, size]``, written.
         gamma: As in :func:`norm`, like the rest.
-        x: float32 ``[size]``, written.
-        squares: float32 ``[blocks(size)]``, written.
+        x: ``[batch, size]``, any float dtype, written.
+        squares: float32 ``[batch, blocks(size)]``, written.
         dependent: Programmatic dependent launch.
     """
     if not uses_kernels(h.device):
-        _finish(h.copy_(table[token[0]]), gamma, x, squares)
+        _finish(h.copy_(table[token]), gamma, x, squares)
         return
     _launch(h, None, gamma, table, token, x, squares, True, dependent)
 
@@ -103,15 +110,16 @@ def _launch(
     embedding: bool,
     dependent: bool,
 ) -> None:
-    size = h.numel()
+    batch, size = h.shape
     # A step's first kernel waits for all of the step before: attention reads the position before its own wait.
-    norm_kernel[(blocks(size),)](
+    norm_kernel[blocks(size), batch](
         h, h if sums is None else sums, gamma, table, token, x, squares,
-        size, 0 if sums is None else sums.shape[0], embedding, BLOCK, dependent, num_warps=1, launch_pdl=dependent and not embedding,
+        size, 0 if sums is None else sums.shape[0], batch, embedding, BLOCK, dependent,
+        num_warps=1, launch_pdl=dependent and not embedding,
     )  # fmt: skip
 
 
 def _finish(h: Tensor, gamma: Tensor, x: Tensor, squares: Tensor) -> None:
     x.copy_(h * gamma.float())
-    padded = torch.nn.functional.pad(h, (0, blocks(h.numel()) * BLOCK - h.numel()))
-    squares.copy_(padded.view(-1, BLOCK).square().sum(1))
+    padded = torch.nn.functional.pad(h, (0, squares.shape[1] * BLOCK - h.shape[1]))
+    squares.copy_(padded.view(len(h), -1, BLOCK).square().sum(2))

@@ -29,9 +29,14 @@ def auto_variant(packed: PackedWeight, tokens: int) -> str:
     return "tile" if tokens <= FEW_TOKENS and registry.find("spmm", "tile").constraint(problem) is None else "expand"
 
 
+def searched_tokens(tokens: int) -> int | None:
+    """The number of tokens whose configs serve so many: 1 for one, else the next larger that is searched, if there is one."""
+    return next((most for most in (1, *TUNED_TOKENS) if tokens <= most), None)
+
+
 def config_for(packed: PackedWeight, variant: Variant, tokens: int) -> Config:
     """The tuned config for the next larger number of tokens that has any, else the default; see :func:`sdbench.kernels.spmv.choose`."""
-    searched = next((most for most in TUNED_TOKENS if tokens <= most), None)
+    searched = searched_tokens(max(2, tokens))
     if searched is None or variant.needs == "torch":
         return variant.default(problem_of(packed, tokens))
     return choose(packed, variant, problem_of(packed, searched))

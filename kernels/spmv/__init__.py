@@ -89,10 +89,9 @@ def _is_right(packed: PackedWeight, variant: Variant, problem: Problem, config: 
                 "since a tuned config is checked first"
             )
         rows = (problem.tokens,) if problem.tokens > 1 else ()
-        generator = torch.Generator(packed.device).manual_seed(0)
-        x = torch.randn(*rows, packed.in_features, generator=generator, device=packed.device).to(packed.dtype)
         y = torch.full((*rows, packed.out_features), float("nan"), device=packed.device)
-        found = trouble(lambda x: variant.launch(packed, x, y, config), packed, x)
+        shape = (*rows, packed.in_features)
+        found = trouble(lambda x: variant.launch(packed, x, y, config), packed, shape, packed.dtype, packed.device)
         _RIGHT[key] = found is None
         if found:
             warnings.warn(

@@ -79,8 +79,9 @@ def command(
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import write_atomic
+    from sdbench.suites.decode.options import DecodeOptions
     from sdbench.suites.decode.report import report
-    from sdbench.suites.decode.suite import DecodeOptions, require_some, run
+    from sdbench.suites.decode.suite import require_some, run
     from sdbench.suites.runs import origins
 
     target = resolve_device(device)

@@ -1,4 +1,4 @@
-"""Ways to decode a live model at batch 1, fastest first, behind one small interface."""
+"""Ways to decode a live model, fastest first, behind one small interface."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -20,8 +20,13 @@ FUSED_GRAPH = "fused step in a CUDA graph"
 FUSED_INT8 = "fused step in a CUDA graph, int8 weights"
 
 
+def loop_of(path: str) -> str:
+    """The loop that a way to decode runs: rates of different loops tell loops apart, and not weights."""
+    return FUSED_GRAPH if path == FUSED_INT8 else path
+
+
 class Decoder(Protocol):
-    """Greedy replies at batch 1.
+    """Greedy replies to one prompt, or to as many at once as the decoder was made for.
 
     Attributes:
         pruned_products: Pruned products that a decode step makes.
@@ -37,6 +42,11 @@ class Decoder(Protocol):
 
     def reply(self, prompt: Sequence[int], *, max_new_tokens: int, eos_ids: Collection[int], ignore_eos: bool = False) -> Reply:
         """See :func:`sdbench.engine.greedy.greedy`."""
+
+    def replies(
+        self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, eos_ids: Collection[int], ignore_eos: bool = False
+    ) -> list[Reply]:
+        """The same for several prompts at once."""
 
 
 class TransformersDecoder:
@@ -91,11 +101,11 @@ def fastest(model: Any, packed: Mapping[str, PackedLinear], max_positions: int) 
     return named(EAGER, model, packed, max_positions), EAGER, reason
 
 
-def batched(path: str, model: Any, packed: Mapping[str, PackedLinear], max_positions: int, batch: int) -> TransformersDecoder:
-    """One way to decode several prompts at once: the static-cache step in a graph, or the eager forward.
+def named(path: str, model: Any, packed: Mapping[str, PackedLinear], max_positions: int, batch: int = 1) -> Decoder:
+    """One way by its name.
 
     Args:
-        path: `GRAPH` or `EAGER`.
+        path: Its name.
         model: A transformers causal language model in eval mode.
         packed: Its packed linears by name; empty for a dense model.
         max_positions: Longest prompt and reply together.
@@ -104,29 +114,13 @@ def batched(path: str, model: Any, packed: Mapping[str, PackedLinear], max_posit
     Raises:
         SdbenchError: The model cannot be run so.
     """
-    forward = GraphForward(model, max_positions, batch=batch) if path == GRAPH else EagerForward(model)
-    return TransformersDecoder(model, packed, forward)
-
-
-def named(path: str, model: Any, packed: Mapping[str, PackedLinear], max_positions: int) -> Decoder:
-    """One way by its name.
-
-    Args:
-        path: Its name.
-        model: A transformers causal language model in eval mode.
-        packed: Its packed linears by name; empty for a dense model.
-        max_positions: Longest prompt and reply together.
-
-    Raises:
-        SdbenchError: The model cannot be run so.
-    """
     if path in (FUSED, FUSED_GRAPH):
-        return FusedDecoder(model, max_positions, capture=path == FUSED_GRAPH)
+        return FusedDecoder(model, max_positions, batch=batch, capture=path == FUSED_GRAPH)
     if path == FUSED_INT8:
-        return FusedDecoder(model, max_positions, quantized="int8")
+        return FusedDecoder(model, max_positions, batch=batch, quantized="int8")
     forwards = {COMPILED: CompiledForward, GRAPH: GraphForward}
     if path in forwards:
-        return TransformersDecoder(model, packed, forwards[path](model, max_positions))
+        return TransformersDecoder(model, packed, forwards[path](model, max_positions, batch=batch))
     if path == EAGER:
         return TransformersDecoder(model, packed, EagerForward(model))
     raise SdbenchError(f"no way to decode is called {path!r}")

@@ -116,9 +116,9 @@ class CompiledForward(GraphForward):
         SdbenchError: As for :class:`GraphForward`, or the model does not compile.
     """
 
-    def __init__(self, model: Any, max_positions: int, capture: bool = True):
+    def __init__(self, model: Any, max_positions: int, capture: bool = True, batch: int = 1):
         self._compiled = torch.compile(model.forward, dynamic=False)
-        super().__init__(model, max_positions, capture)
+        super().__init__(model, max_positions, capture, batch)
 
     def _capture(self) -> None:
         try:
@@ -127,4 +127,4 @@ class CompiledForward(GraphForward):
             raise SdbenchError(f"torch.compile refuses {type(self.model).__name__}: {' '.join(str(error).split())[:200]}") from error
 
     def _step(self) -> Tensor:
-        return self._compiled(input_ids=self._ids, position_ids=self._positions, **self.fixed).logits[:, -1]
+        return self._compiled(input_ids=self._ids, position_ids=self._positions, attention_mask=self._mask, **self.fixed).logits[:, -1]

@@ -55,11 +55,17 @@ def batch_table(rows: Sequence[Row]) -> Table:
         figures = f"{rate['p50']:.1f}", f"{rate['p20']:.1f}-{rate['p80']:.1f}", "-" if gain is None else f"{gain:.2f}"
         cells.append([arm, str(context), str(batch), way_of(row), *figures, "-" if took is None else f"{took:.3f}"])
     note = (
-        "tok/s: of all prompts together; x dense: over the fastest dense way that was timed at the same context and batch, which for "
-        "several prompts is one alone: transformers' step, as on every other arm, without torch.compile; there is no such way with int8 "
-        "weights. A single prompt has the fused step too, so that its line is of another loop"
+        "tok/s: of all prompts together; x dense: over the fastest dense way that was timed at the same context and batch; int8 weights "
+        "are for one prompt"
     )
-    return Table("several prompts at once", columns, cells, [note, *_crossovers(best)])
+    lines = [note, *_crossovers(best)]
+    several = {way_of(row) for row in rows if batch_of(row) > 1 and ":" in row["arm"] and row["decode_rate"]} - {"fused"}
+    if several:
+        lines.append(
+            f"several pruned prompts by transformers' step ({', '.join(sorted(several))}): packed linears of one input are one product "
+            "there and dense ones are not, which is a part of x dense; one prompt has the fused step, so that its line is of another loop"
+        )
+    return Table("several prompts at once", columns, cells, lines)
 
 
 def _crossovers(best: dict[tuple[str, int, int], Row]) -> list[str]:

@@ -64,6 +64,8 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
         if row["outcome"] != "correct":
             several = f", {batch_of(row)} prompts" if batch_of(row) > 1 else ""
             lines.append(f"{row['arm']}, {row['path']}, {row['context']}{several}: {row['outcome']} ({row['reason']})")
+        elif row["speedup"] is None and row["decode_rate"] and any(other["arm"] == "dense" for other in everything):
+            lines.append(f"no x dense for {row['arm']}, {way_of(row)}, {row['context']}: dense weights have no rate by the same loop")
     lines += _graphs(everything)
     if "device_map" in arguments:
         count = max(row["devices"] for row in everything)

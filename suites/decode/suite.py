@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from triton.runtime.errors import OutOfResources
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
 from sdbench.devices import devices_of
-from sdbench.engine.decoders import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH, Decoder, TransformersDecoder, batched, named
+from sdbench.engine.decoders import EAGER, FUSED, FUSED_GRAPH, Decoder, loop_of, named
 from sdbench.engine.fused import FusedDecoder
 from sdbench.engine.greedy import Reply, clock, position_limit
 from sdbench.engine.packed_linear import PackedLinear, packed_linears, require_right
@@ -22,14 +21,16 @@ from sdbench.engine.resident import weights_memory
 from sdbench.errors import CheckFailed, SdbenchError, UsageError
 from sdbench.kernels.read import read_bandwidth
 from sdbench.memory import peak_memory, resident_bytes, storage_bytes
-from sdbench.models import LoadedModel, ModelSpec, load_model
+from sdbench.models import LoadedModel, load_model
 from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.decode.batches import batch_of
+from sdbench.suites.decode.options import DENSE, INT8, DecodeOptions
 from sdbench.suites.decode.profile import profile
 from sdbench.suites.decode.prompts import in_turn
+from sdbench.suites.decode.ways import Way, settled, tries, ways_of
 from sdbench.suites.e2e.ceiling import step_bytes
 from sdbench.suites.memory import beside_dense
 from sdbench.suites.metrics import decode_rate
@@ -37,106 +38,11 @@ from sdbench.suites.runs import measured
 from sdbench.timing import summarise
 
 Row = dict[str, Any]
-DENSE, INT8 = "dense", "int8"
 _PROBE_BYTES = 1 << 30
 _FIGURES = (
     *("decode_rate", "ms_per_token", "ttft_ms", "start_seconds", "step_bytes", "gbps", "ceiling", "of_ceiling"),
     *("kernels", "capture", "memory", "profile", "reason"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeOptions:
-    """What to time.
-
-    Attributes:
-        spec: The model.
-        device: Where it runs.
-        dtype: Dtype of its weights.
-        patterns: Patterns of the pruned arms.
-        contexts: Prompt lengths.
-        tokens: Exact length of a timed reply.
-        repeats: Timed replies of each way and length; the median counts.
-        warmup_tokens: Tokens decoded before, untimed.
-        baselines: Also time transformers' own ways at the first context length.
-        profiled: Also profile a step of each arm, by kernel; on a GPU.
-        targets: Patterns of the linears to prune; none for all.
-        ignore: Patterns of the linears to leave dense.
-        seed: Seed of the prompts.
-        device_map: How the model is spread over the GPUs, one of `sdbench.devices.DEVICE_MAPS`; None for ``device`` alone.
-        batches: Prompts at once. One is decoded in every way; several by transformers' step over a static cache, dense and pruned.
-
-    Raises:
-        UsageError: A number out of range.
-    """
-
-    spec: ModelSpec
-    device: torch.device
-    dtype: torch.dtype
-    patterns: tuple[Pattern, ...]
-    contexts: tuple[int, ...]
-    tokens: int
-    repeats: int
-    warmup_tokens: int
-    baselines: bool
-    profiled: bool
-    targets: tuple[str, ...]
-    ignore: tuple[str, ...]
-    seed: int
-    device_map: str | None = None
-    batches: tuple[int, ...] = (1,)
-
-    def __post_init__(self) -> None:
-        for name, value, least in (
-            ("context", min(self.contexts), 1),
-            ("batch", min(self.batches), 1),
-            ("tokens", self.tokens, 2),
-            ("repeats", self.repeats, 1),
-            ("warmup-tokens", self.warmup_tokens, 0),
-        ):
-            if value < least:
-                raise UsageError(f"--{name} is {value}; it must be at least {least}")
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest reply, warm-up included."""
-        return max(self.tokens, self.warmup_tokens)
-
-    def arguments(self) -> dict[str, Any]:
-        """Every option that changes a result, for the run directory."""
-        return {
-            "model": self.spec.name,
-            "revision": self.spec.revision,
-            "device": self.device.type,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "pattern": [str(pattern) for pattern in self.patterns],
-            "context": list(self.contexts),
-            "tokens": self.tokens,
-            "repeats": self.repeats,
-            "warmup_tokens": self.warmup_tokens,
-            "baselines": self.baselines,
-            "profile": self.profiled,
-            "targets": list(self.targets),
-            "ignore": list(self.ignore),
-            "seed": self.seed,
-        } | {name: value for name, value in (("device_map", self.device_map), ("batch", list(self.batches))) if value not in (None, [1])}
-
-
-@dataclass(frozen=True)
-class _Way:
-    """A way to decode at one context length.
-
-    Attributes:
-        arm: ``dense``, ``int8`` or a pattern.
-        path: Name of the decoder.
-        context: Prompt length.
-        batch: Prompts at once.
-    """
-
-    arm: str
-    path: str
-    context: int
-    batch: int = 1
 
 
 def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progress) -> list[Row]:
@@ -151,11 +57,11 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
         A row a way and context, with ``speedup`` over the fastest way to decode the dense weights at that context.
     """
     kept_rows = directory.rows if directory else []
-    done = {_key(row): row for row in kept_rows if row["record"] in ("decode", "batch")}
+    done = {Way.of(row): row for row in kept_rows if row["record"] in ("decode", "batch")}
     prompts = {(row["arm"], row["context"]): row for row in kept_rows if row["record"] == "prompt"}
-    ways = _ways(options)
+    ways = ways_of(options)
     loaded: LoadedModel | None = None
-    kept = sum(_way_key(way) in done for way in ways)
+    kept = sum(settled(way, done, options) for way in ways)
     if kept:
         progress.note(f"{kept} of {len(ways)} rows kept from an earlier attempt; choose another --output to measure them again")
     if options.device.type != "cuda":
@@ -163,7 +69,7 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
     with progress.task("decode", len(ways)) as task:
         for arm in dict.fromkeys(way.arm for way in ways):
             ours = [way for way in ways if way.arm == arm]
-            missing = [way for way in ours if _way_key(way) not in done]
+            missing = [way for way in ours if not settled(way, done, options)]
             task.advance(len(ours) - len(missing))
             pruned = arm not in (DENSE, INT8) and 1 in options.batches
             contexts = [context for context in options.contexts if pruned and (arm, context) not in prompts]
@@ -175,10 +81,14 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
             linears: dict[str, nn.Linear] = select_linears(loaded.model, options.targets, options.ignore)
             with _pruned(arm, loaded, linears) as packed:
                 for way in missing:
-                    row = _measure(way, loaded, packed, options)
-                    if directory:
-                        directory.add_row({"record": "decode" if way.batch == 1 else "batch", **row})
-                    done[_way_key(way)] = row
+                    for tried in tries(way, options):
+                        if tried not in done:
+                            row = _measure(tried, loaded, packed, options)
+                            if directory:
+                                directory.add_row({"record": "decode" if way.batch == 1 else "batch", **row})
+                            done[tried] = row
+                        if done[tried]["outcome"] != "constraint":
+                            break
                     task.advance()
                 # Last, since the dense weights come to the GPU for it, which the last way's cache leaves.
                 gc.collect()
@@ -188,7 +98,8 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
                     if directory:
                         directory.add_row({"record": "prompt", **row})
                     prompts[arm, row["context"]] = row
-    return judge(with_prompts([measured(done[_way_key(way)]) for way in ways], prompts.values()))
+    tried_ways = dict.fromkeys(tried for way in ways for tried in tries(way, options) if tried in done)
+    return judge(with_prompts([measured(done[tried]) for tried in tried_ways], prompts.values()))
 
 
 def with_prompts(rows: list[Row], prompts: Iterable[Row]) -> list[Row]:
@@ -200,18 +111,20 @@ def with_prompts(rows: list[Row], prompts: Iterable[Row]) -> list[Row]:
 def judge(rows: list[Row]) -> list[Row]:
     """Adds each row's speed-up over the fastest bf16 (or unrounded) dense way at its context and batch; None without one.
 
-    Also its memory over that of the first dense way.
+    None also where dense weights were not decoded by the row's own loop: the ratio would be one of loops. Adds its memory over that of the
+    first dense way too.
     """
     dense_memory = next((row["memory"] for row in rows if row["arm"] == DENSE and row.get("memory")), None)
     for row in rows:
         if row.get("memory"):
             row["memory"] = beside_dense(row["memory"], dense_memory)
-        dense = [
-            other["decode_rate"]["p50"]
+        dense = {
+            other["path"]: other["decode_rate"]["p50"]
             for other in rows
             if other["arm"] == DENSE and (other["context"], batch_of(other)) == (row["context"], batch_of(row)) and other["decode_rate"]
-        ]
-        row["speedup"] = row["decode_rate"]["p50"] / max(dense) if dense and row["decode_rate"] else None
+        }
+        alike = loop_of(row["path"]) in dense and row["decode_rate"]
+        row["speedup"] = row["decode_rate"]["p50"] / max(dense.values()) if alike else None
     return rows
 
 
@@ -223,34 +136,6 @@ def require_some(rows: Sequence[Row]) -> None:
     """
     if all(row["decode_rate"] is None for row in rows):
         raise SdbenchError(f"no way to decode could be measured; {rows[0]['path']}: {rows[0]['reason'] or rows[0]['outcome']}")
-
-
-def _ways(options: DecodeOptions) -> list[_Way]:
-    """One prompt at a time by every way, where it is asked for, then several at once."""
-    path = GRAPH if options.device.type == "cuda" and not options.device_map else EAGER
-    several = [
-        _Way(arm, path, context, batch)
-        for arm in (DENSE, *map(str, options.patterns))
-        for context in options.contexts
-        for batch in options.batches
-        if batch > 1
-    ]
-    return [*(_single_ways(options) if 1 in options.batches else []), *several]
-
-
-def _single_ways(options: DecodeOptions) -> list[_Way]:
-    fused = FUSED_GRAPH if options.device.type == "cuda" else FUSED
-    if options.device_map:
-        # The fused step, first, has a row that says why it cannot run.
-        ways = [_Way(DENSE, fused, options.contexts[0])] if options.baselines else []
-        return ways + [_Way(arm, EAGER, context) for arm in (DENSE, *map(str, options.patterns)) for context in options.contexts]
-    ways = [_Way(DENSE, fused, context) for context in options.contexts]
-    if options.baselines:
-        others = (COMPILED, GRAPH, EAGER) if options.device.type == "cuda" else (EAGER,)
-        ways += [_Way(DENSE, path, options.contexts[0]) for path in others]
-    if options.device.type == "cuda":
-        ways += [_Way(INT8, FUSED_INT8, context) for context in options.contexts]
-    return ways + [_Way(str(pattern), fused, context) for pattern in options.patterns for context in options.contexts]
 
 
 def _require_positions(options: DecodeOptions, loaded: LoadedModel) -> None:
@@ -275,7 +160,7 @@ def _pruned(arm: str, loaded: LoadedModel, linears: Mapping[str, nn.Linear]) -> 
         yield modules
 
 
-def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear], options: DecodeOptions) -> Row:
+def _measure(way: Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear], options: DecodeOptions) -> Row:
     row: Row = {"arm": way.arm, "path": way.path, "context": way.context, "tokens": options.tokens, "outcome": "correct"}
     row |= {"batch": way.batch} if way.batch > 1 else {}
     row |= {"devices": len(devices_of(loaded.model))} | dict.fromkeys(_FIGURES)
@@ -284,15 +169,12 @@ def _measure(way: _Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear],
     # What torch.compile made for an earlier way is in reference cycles.
     gc.collect()
     try:
-        for name, module in packed.items() if way.batch > 1 else ():
+        # A fused step checks its own products.
+        for name, module in packed.items() if way.batch > 1 and way.path not in (FUSED, FUSED_GRAPH) else ():
             require_right(module, options.dtype, name, (way.batch,))
         before = resident_bytes(*devices)
         begun = clock(device)
-        decoder: Decoder
-        if way.batch > 1:
-            decoder = batched(way.path, loaded.model, packed, length, way.batch)
-        else:
-            decoder = named(way.path, loaded.model, packed, length)
+        decoder = named(way.path, loaded.model, packed, length, way.batch)
         _reply(decoder, prompts, 1)
         started = clock(device) - begun
         with peak_memory(*devices) as peak:
@@ -348,12 +230,10 @@ def _memory(loaded: LoadedModel, packed: Mapping[str, PackedLinear], decoder: De
 
 def _reply(decoder: Decoder, prompts: Sequence[Sequence[int]], tokens: int) -> Reply:
     """Exactly so many tokens for each prompt; the first one's reply, whose times are those of all."""
-    if isinstance(decoder, TransformersDecoder):
-        return decoder.replies(prompts, max_new_tokens=tokens, eos_ids=(), ignore_eos=True)[0]
-    return decoder.reply(prompts[0], max_new_tokens=tokens, eos_ids=(), ignore_eos=True)
+    return decoder.replies(prompts, max_new_tokens=tokens, eos_ids=(), ignore_eos=True)[0]
 
 
-def _replies(decoder: Decoder, prompts: Sequence[Sequence[int]], way: _Way, options: DecodeOptions) -> list[tuple[float, float]]:
+def _replies(decoder: Decoder, prompts: Sequence[Sequence[int]], way: Way, options: DecodeOptions) -> list[tuple[float, float]]:
     """Decode rate, of all prompts together, and prefill seconds of each repeat."""
     # An eager cache grows, so that each length is a shape of its own: all of them are warmed up.
     warmup = options.tokens if way.path == EAGER else options.warmup_tokens
@@ -373,11 +253,3 @@ def _step_bytes(decoder: Decoder, loaded: LoadedModel, packed: Mapping[str, Pack
         linears = select_linears(loaded.model, (), ())
         nbytes += sum(product.nbytes for product in decoder.step.products()) - sum(linear.weight.nbytes for linear in linears.values())
     return nbytes
-
-
-def _key(row: Row) -> tuple[str, str, int, int]:
-    return row["arm"], row["path"], row["context"], batch_of(row)
-
-
-def _way_key(way: _Way) -> tuple[str, str, int, int]:
-    return way.arm, way.path, way.context, way.batch

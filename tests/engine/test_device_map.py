@@ -26,7 +26,8 @@ from sdbench.models import load_model, open_model, resolve_model
 from sdbench.packing import pack
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
-from sdbench.suites.decode.suite import DecodeOptions, run
+from sdbench.suites.decode.options import DecodeOptions
+from sdbench.suites.decode.suite import run
 
 CPU = torch.device("cpu")
 TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -17,7 +17,7 @@ from sdbench.engine.packed_linear import packed_linears
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels import registry
 from sdbench.kernels.decode import attention, gate, head, norm
-from sdbench.packing import pack
+from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import Pattern
 from sdbench.timing import relative_error
 from tests.conftest import TINY, build
@@ -38,6 +38,12 @@ CONFIGS: dict[str, PretrainedConfig] = {
     ),
     "mistral": MistralConfig(**TINY, head_dim=32, sliding_window=None, tie_word_embeddings=False),
 }  # fmt: skip
+
+
+def packed_of(model: PreTrainedModel, ending: str = "_proj") -> dict[str, PackedWeight]:
+    """Linears of the decoder layers at 2:4."""
+    linears = {name: module for name, module in model.named_modules() if name.endswith(ending)}
+    return {name: pack(m.weight.detach(), keep_mask(m.weight, Pattern(2, 4)), Pattern(2, 4)) for name, m in linears.items()}
 
 
 def reply(decoder: FusedDecoder, prompt: list[int], tokens: int = 12, eos: tuple[int, ...] = (), ignore_eos: bool = False) -> Reply:
@@ -163,18 +169,72 @@ def test_a_rotary_embedding_of_half_a_head_is_refused(tiny_qwen3: PreTrainedMode
         FusedDecoder(tiny_qwen3, 16)
 
 
-def test_the_kernels_give_the_same_ids(tiny_qwen3: PreTrainedModel, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pruned", [False, True])
+def test_the_kernels_give_the_same_ids(
+    tiny_qwen3: PreTrainedModel, pruned: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same by Triton kernels: a few tokens in the interpreter, a graph on a GPU."""
     for module in (attention, gate, head, norm, products_module):
         monkeypatch.setattr(module, "uses_kernels", lambda device: True)
     model = tiny_qwen3.to(device)
-    decoder = FusedDecoder(model, 32)
-    assert (decoder.captured is not None) == (device.type == "cuda")
-    assert reply(decoder, PROMPTS[0], 4).ids == eager(model, PROMPTS[0], 4).ids
+    with packed_linears(model, packed_of(model) if pruned else {}, "pruned"):
+        want = [eager(model, prompt, 3).ids for prompt in PROMPTS[:2]]
+        # A packed weight of float32 takes the interpreter long, one token at a time.
+        for batch in (2,) if pruned and device.type == "cpu" else (1, 2):
+            decoder = FusedDecoder(model, 32, batch=batch)
+            assert (decoder.captured is not None) == (device.type == "cuda")
+            replies = decoder.replies(PROMPTS[:batch], max_new_tokens=3, eos_ids=())
+            assert [reply.ids for reply in replies] == want[:batch]
 
 
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("pruned", [False, True])
-def test_a_product_that_is_a_little_wrong_is_not_timed(tiny_qwen3: PreTrainedModel, pruned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_prompts_at_once_are_answered_as_each_alone(name: str, pruned: bool, device: torch.device) -> None:
+    """CASES 14: of different lengths, ending at different steps; and again with prompts of one length, nothing of the first left."""
+    model = build(CONFIGS[name]).to(device)
+    weights = packed_of(model) if pruned else {}
+    with packed_linears(model, weights, "pruned"):
+        decoder = FusedDecoder(model, 32, batch=3)
+        assert decoder.step.kernels is None
+        prompts = [[5, 9, 11, 40, 7], [8], [4, 60, 21]]
+        alone = [eager(model, prompt, 20) for prompt in prompts]
+        # The second reply ends with its first token, the others somewhere later.
+        stops = (alone[1].ids[0], alone[0].ids[5])
+        for some in (prompts, [[5, 9], [8, 8], [100, 3]]):
+            for eos in ((), stops):
+                got = decoder.replies(some, max_new_tokens=20, eos_ids=eos)
+                want = [eager(model, prompt, 20, eos) for prompt in some]
+                assert [(r.ids, r.eos, r.truncated, r.decode_steps) for r in got] == [
+                    (r.ids, r.eos, r.truncated, r.decode_steps) for r in want
+                ]
+        assert len({r.decode_seconds for r in got}) == 1 and got[0].decode_seconds > 0
+        assert (decoder.calls > 0) == pruned
+        with pytest.raises(SdbenchError, match="takes 3 prompts at once, not 1"):
+            decoder.reply([5], max_new_tokens=2, eos_ids=())
+
+
+def test_a_broken_logit_names_its_prompt(device: torch.device) -> None:
+    model = build(CONFIGS["llama"]).to(device)
+    decoder = FusedDecoder(model, 32, batch=2)
+    token = eager(model, [9, 9], 3).ids[1]
+    model.model.embed_tokens.weight.data[token, 0] = torch.nan
+    with pytest.raises(SdbenchError, match="of new token 3 of prompt 1"):
+        decoder.replies([[8, 4], [9, 9]], max_new_tokens=6, eos_ids=())
+
+
+def test_eight_bit_and_fp16_weights_are_for_one_prompt(tiny_qwen3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products_module, "uses_kernels", lambda device: True)
+    with pytest.raises(Unfusable, match="several prompts at once with int8 weights"):
+        FusedDecoder(tiny_qwen3, 16, batch=2, quantized="int8")
+    with pytest.raises(Unfusable, match="several prompts at once with float16"):
+        FusedDecoder(tiny_qwen3.half(), 16, batch=2)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_product_that_is_a_little_wrong_is_not_timed(
+    tiny_qwen3: PreTrainedModel, pruned: bool, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One row off by a hundredth, which the logits of a step do not show: a tuned config gives way to the default, and that to no step."""
     for module in (attention, gate, head, norm, products_module):
         monkeypatch.setattr(module, "uses_kernels", lambda device: True)
@@ -185,29 +245,26 @@ def test_a_product_that_is_a_little_wrong_is_not_timed(tiny_qwen3: PreTrainedMod
 
         def launch(weight: Any, x: torch.Tensor, y: torch.Tensor, config: registry.Config) -> torch.Tensor:
             y = variant.launch(weight, x, y, config)
-            if config["num_warps"] in wrong:
+            if config["number"] in wrong:
                 y[..., 0] *= 1.01
             return y
 
-        return replace(variant, launch=launch, default=lambda problem: {**variant.default(problem), "num_warps": 4})
+        return replace(variant, launch=launch, default=lambda problem: {**variant.default(problem), "number": 4})
 
     monkeypatch.setattr(products_module.registry, "find", found)
     monkeypatch.setattr(
         products_module.tuned,
         "lookup",
-        lambda variant, problem, device: ({**variant.default(problem), "num_warps": 2}, "cache"),
+        lambda variant, problem, device: ({**variant.default(problem), "number": 2}, "cache"),
     )
-    weights = {}
-    if pruned:
-        linears = {name: module for name, module in tiny_qwen3.named_modules() if name.endswith("_proj")}
-        weights = {name: pack(m.weight.detach(), keep_mask(m.weight, Pattern(2, 4)), Pattern(2, 4)) for name, m in linears.items()}
+    weights = packed_of(tiny_qwen3, "layers.0.self_attn.o_proj") if pruned else {}
     with packed_linears(tiny_qwen3, weights, "pruned"):
         with pytest.warns(UserWarning, match="the cache config .* gives a wrong product"):
-            decoder = FusedDecoder(tiny_qwen3, 8)
-        assert {product.packed for product in decoder.step.products()} == {pruned}
+            decoder = FusedDecoder(tiny_qwen3, 8, batch=batch)
+        assert any(product.packed for product in decoder.step.products()) == pruned
         wrong.append(4)
         with pytest.warns(UserWarning), pytest.raises(Unfusable, match=r"x\d+ gives a wrong product .*; run 'sdbench kernels'"):
-            FusedDecoder(tiny_qwen3, 8)
+            FusedDecoder(tiny_qwen3, 8, batch=batch)
 
 
 @torch.no_grad()
@@ -216,8 +273,8 @@ def test_eight_bit_weights_decode_near_the_dense_ones(tiny_qwen3: PreTrainedMode
     plan, logits = plan_module.plan(model), []
     for quantized in (None, "int8"):
         decoder = FusedDecoder(model, 16, quantized=quantized, capture=False)
-        decoder._prefill(PROMPTS[0])
-        logits.append(torch.zeros(plan.head.shape[0], device=device))
+        decoder._prefill(PROMPTS[:1])
+        logits.append(torch.zeros(1, plan.head.shape[0], device=device))
         decoder.step.run(logits[-1])
         assert {product.packed for product in decoder.step.products()} == {False}
     assert 0 < relative_error(logits[1], logits[0].double()) < 0.05
@@ -244,9 +301,9 @@ def test_bf16_is_as_near_to_fp32_as_transformers(name: str, pruned: bool) -> Non
         theirs = relative_error(rounded(input_ids=ids).logits[0, -1], want)
         with packed_linears(rounded, weights, "pruned"):
             decoder = FusedDecoder(rounded, 16)
-            decoder._prefill(ids[0, :-1].tolist())
-            decoder.step.start(int(ids[0, -1]), 5)
-            got = torch.zeros(128, device="cuda")
+            decoder._prefill(ids[:, :-1].tolist())
+            decoder.step.start([int(ids[0, -1])], [5])
+            got = torch.zeros(1, 128, device="cuda")
             decoder.step.run(got)
     ours = relative_error(got, want)
     assert ours <= 1.5 * theirs + 1e-3, (ours, theirs)

@@ -9,8 +9,9 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from sdbench.engine.decoders import EAGER, FUSED
-from sdbench.engine.greedy import greedy
+from sdbench.engine.decoders import EAGER, FUSED, TransformersDecoder
+from sdbench.engine.fused import FusedDecoder, Unfusable
+from sdbench.engine.packed_linear import PackedLinear
 from sdbench.errors import CheckFailed, UsageError
 from sdbench.models import resolve_model
 from sdbench.pattern import Pattern
@@ -18,8 +19,9 @@ from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.decode import suite
 from sdbench.suites.decode.batches import batch_table
+from sdbench.suites.decode.options import DecodeOptions
 from sdbench.suites.decode.report import of_run, report
-from sdbench.suites.decode.suite import DecodeOptions, run
+from sdbench.suites.decode.suite import run
 from sdbench.suites.runs import read_run
 
 
@@ -37,36 +39,86 @@ def folder(tiny_qwen3: PreTrainedModel, tmp_path: Path) -> Path:
     return tmp_path / "architecture"
 
 
-def test_rows_of_several_prompts(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, seconds = [], []
+def measure(wanted: DecodeOptions, directory: RunDirectory | None = None) -> list[dict[str, Any]]:
+    return run(wanted, directory, Progress(Console(file=io.StringIO())))
 
-    def spy(model: Any, prompts: Any, **request: Any) -> Any:
-        found = greedy(model, prompts, **request)
-        if request["max_new_tokens"] == 5:
-            asked.append([len(prompt) for prompt in prompts])
-            seconds.append(found[0].decode_seconds)
-        return found
 
-    monkeypatch.setattr("sdbench.engine.decoders.greedy", spy)
-    wanted = options(folder, batches=(1, 3))
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], float]]:
+    """Lengths of the prompts of each timed reply, and its decode seconds, whatever decodes it."""
+    found: list[tuple[list[int], float]] = []
+
+    def spied(decode: Any) -> Any:
+        def spy(self: Any, prompts: Any, **request: Any) -> Any:
+            replies = decode(self, prompts, **request)
+            if request["max_new_tokens"] == 5:
+                found.append(([len(prompt) for prompt in prompts], replies[0].decode_seconds))
+            return replies
+
+        return spy
+
+    for decoder in (FusedDecoder, TransformersDecoder):
+        monkeypatch.setattr(decoder, "replies", spied(decoder.replies))
+    return found
+
+
+def test_rows_of_several_prompts(
+    folder: Path, tmp_path: Path, asked: list[tuple[list[int], float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = options(folder, batches=(1, 3), baselines=True)
     with RunDirectory.open(tmp_path / "run", "decode", wanted.arguments(), {}) as directory:
-        rows = run(wanted, directory, Progress(Console(file=io.StringIO())))
+        rows = measure(wanted, directory)
         directory.add_row({"record": "other"})
-    ways = [("dense", FUSED, 1), ("2:4", FUSED, 1), ("dense", EAGER, 3), ("2:4", EAGER, 3)]
-    assert [(row["arm"], row["path"], row.get("batch", 1)) for row in rows] == ways
+    single = [("dense", FUSED, 1), ("dense", EAGER, 1), ("2:4", FUSED, 1)]
+    assert [(row["arm"], row["path"], row.get("batch", 1)) for row in rows] == [*single, *((arm, path, 3) for arm, path, _ in single)]
     assert {row["outcome"] for row in rows} == {"correct"}
-    # Arms are measured one after the other; a fused step's replies don't come from the loop. An eager cache is warmed up at full length.
-    assert asked == [[4, 4, 4]] * 4
-    for row, took in zip(rows[2:], seconds[1::2], strict=True):
+    # Arms are measured one after the other. An eager cache is warmed up at full length.
+    lengths = [[4], [4], [4], [4] * 3, [4] * 3, [4] * 3, [4], [4] * 3]
+    assert [prompts for prompts, _ in asked] == lengths
+    for row, took in zip(rows[3:], (asked[3][1], asked[5][1], asked[7][1]), strict=True):
         assert row["decode_rate"]["p50"] == pytest.approx(3 * 4 / took)
         assert row["ms_per_token"] == pytest.approx(1e3 * took / 4)
-    assert rows[3]["speedup"] == rows[3]["decode_rate"]["p50"] / rows[2]["decode_rate"]["p50"]
+    assert rows[5]["speedup"] == rows[5]["decode_rate"]["p50"] / max(row["decode_rate"]["p50"] for row in rows[3:5])
     saved = read_run(tmp_path / "run")
-    assert [row["record"] for row in saved.rows] == ["decode", "batch", "decode", "batch", "prompt", "other"]
+    assert [row["record"] for row in saved.rows] == ["decode", "decode", "batch", "batch", "decode", "batch", "prompt", "other"]
     assert of_run(saved).document["rows"] == report(rows, wanted.arguments(), {}).document["rows"]
     monkeypatch.setattr(suite, "load_model", None)
     with RunDirectory.open(tmp_path / "run", "decode", wanted.arguments(), {}) as directory:
-        assert run(wanted, directory, Progress(Console(file=io.StringIO()))) == rows
+        assert measure(wanted, directory) == rows
+
+
+def test_what_has_no_fused_step_is_decoded_by_transformers(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each arm alike; a ratio of one loop to another is none."""
+
+    def refuse(*arguments: Any, **others: Any) -> None:
+        raise Unfusable("no fused step: not today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sdbench.engine.decoders.FusedDecoder", refuse)
+        wanted = options(folder, batches=(2,))
+        with RunDirectory.open(tmp_path / "run", "decode", wanted.arguments(), {}) as directory:
+            rows = measure(wanted, directory)
+    told = [(row["arm"], row["path"], row["outcome"], row["speedup"] is not None) for row in rows]
+    ways = ((FUSED, "constraint", False), (EAGER, "correct", True))
+    assert told == [(arm, *way) for arm in ("dense", "2:4") for way in ways]
+    with RunDirectory.open(tmp_path / "run", "decode", wanted.arguments(), {}) as directory:
+        assert measure(wanted, directory) == rows
+    found = report(rows, wanted.arguments(), {})
+    assert [cells[:4] for cells in found.cells] == [["dense", "4", "2", "eager"], ["2:4", "4", "2", "eager"]]
+    assert "linears of one input" in found.lines[-1]
+
+    def refuse_pruned(model: Any, *arguments: Any, **others: Any) -> Any:
+        if any(isinstance(module, PackedLinear) for module in model.modules()):
+            refuse()
+        return FusedDecoder(model, *arguments, **others)
+
+    monkeypatch.setattr("sdbench.engine.decoders.FusedDecoder", refuse_pruned)
+    rows = measure(wanted)
+    assert [(row["arm"], row["path"], row["speedup"]) for row in rows if row["decode_rate"]] == [
+        ("dense", FUSED, 1.0),
+        ("2:4", EAGER, None),
+    ]
+    assert any("no x dense for 2:4, eager" in line for line in report(rows, wanted.arguments(), {}).lines)
 
 
 def test_a_product_that_does_not_fit_is_a_row_and_a_wrong_one_ends_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,12 +128,18 @@ def test_a_product_that_does_not_fit_is_a_row_and_a_wrong_one_ends_the_run(folde
 
         monkeypatch.setattr(suite, "require_right", fail)
 
-    raises(torch.OutOfMemoryError("no room"))
-    rows = run(options(folder, batches=(3,)), None, Progress(Console(file=io.StringIO())))
-    assert [(row["arm"], row["outcome"], row["reason"]) for row in rows[1:]] == [("2:4", "out_of_resources", "no room")]
+    def refuse(*arguments: Any, **others: Any) -> None:
+        raise Unfusable("no fused step: not today")
+
+    # A fused step checks its own products.
     raises(CheckFailed("wrong here"))
+    assert {row["outcome"] for row in measure(options(folder, batches=(3,)))} == {"correct"}
+    monkeypatch.setattr("sdbench.engine.decoders.FusedDecoder", refuse)
     with pytest.raises(CheckFailed, match="wrong here"):
-        run(options(folder, batches=(3,)), None, Progress(Console(file=io.StringIO())))
+        measure(options(folder, batches=(3,)))
+    raises(torch.OutOfMemoryError("no room"))
+    rows = measure(options(folder, batches=(3,)))
+    assert [(row["arm"], row["outcome"], row["reason"]) for row in rows[3:]] == [("2:4", "out_of_resources", "no room")]
 
 
 def made(arm: str, batch: int, rate: float, speedup: float | None) -> dict[str, Any]:
@@ -99,7 +157,7 @@ def test_the_batch_at_which_pruning_stops_paying_is_printed() -> None:
 
 def test_without_a_single_prompt_the_table_is_that_of_several(folder: Path) -> None:
     wanted = options(folder, batches=(2,))
-    found = report(run(wanted, None, Progress(Console(file=io.StringIO()))), wanted.arguments(), {})
+    found = report(measure(wanted), wanted.arguments(), {})
     assert found.title.endswith("several prompts at once") and not found.more
     assert [cells[:3] for cells in found.cells] == [["dense", "4", "2"], ["2:4", "4", "2"]]
 

@@ -27,10 +27,11 @@ from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.decode import suite
 from sdbench.suites.decode.batches import SHORT
+from sdbench.suites.decode.options import DecodeOptions
 from sdbench.suites.decode.profile import kind_of, shares
 from sdbench.suites.decode.prompts import in_turn
 from sdbench.suites.decode.report import _prompts, report
-from sdbench.suites.decode.suite import DecodeOptions, judge, run
+from sdbench.suites.decode.suite import judge, run
 from sdbench.suites.reports import render
 from sdbench.suites.runs import read_run
 
@@ -160,13 +161,15 @@ def test_options_out_of_range(folder: Path, changes: dict[str, Any], message: st
         options(folder, **changes)
 
 
-def test_a_speed_up_needs_a_dense_rate_at_its_context() -> None:
-    rate = {"p20": 1.0, "p50": 2.0, "p80": 3.0}
+def test_a_speed_up_needs_a_dense_rate_at_its_context_by_its_loop() -> None:
+    def row(arm: str, path: str, context: int, p50: float | None) -> dict[str, Any]:
+        return {"arm": arm, "path": path, "context": context, "decode_rate": p50 and {"p20": 1.0, "p50": p50, "p80": 9.0}}
+
     rows = [
-        {"arm": "dense", "context": 4, "decode_rate": rate}, {"arm": "dense", "context": 4, "decode_rate": None},
-        {"arm": "2:4", "context": 4, "decode_rate": {**rate, "p50": 3.0}}, {"arm": "2:4", "context": 9, "decode_rate": rate},
+        row("dense", FUSED_GRAPH, 4, 2.0), row("dense", GRAPH, 4, None), row("int8", FUSED_INT8, 4, 3.0), row("2:4", FUSED_GRAPH, 4, 3.0),
+        row("2:4", FUSED_GRAPH, 9, 2.0), row("2:4", GRAPH, 4, 1.0), row("dense", GRAPH, 5, 1.0), row("2:4", FUSED_GRAPH, 5, 3.0),
     ]  # fmt: skip
-    assert [row["speedup"] for row in judge(rows)] == [1.0, None, 1.5, None]
+    assert [row["speedup"] for row in judge(rows)] == [1.0, None, 1.5, 1.5, None, None, 1.0, None]
 
 
 def test_kernels_are_told_by_their_names() -> None:

@@ -14,6 +14,7 @@ from sdbench.engine.fused.plan import Unfusable, plan
 from sdbench.engine.fused.step import FusedStep
 from sdbench.engine.greedy import Reply, broken_logits, cache_keyword, check_request, clock, position_limit
 from sdbench.engine.phase import phase
+from sdbench.errors import SdbenchError
 from sdbench.timing import capture_stream, relative_error
 
 CHECK_EVERY = 8
@@ -40,7 +41,7 @@ class Capture:
 
 
 class FusedDecoder:
-    """Greedy replies at batch 1.
+    """Greedy replies to one prompt, or to as many at once as it was made for.
 
     The weights are those that are in the model when it is made: make a new one after swapping linears. Linears of one input come to share
     one matrix, packed or not, so that a graph captured on the same model before must not be replayed after.
@@ -49,6 +50,7 @@ class FusedDecoder:
         model: A transformers causal language model in eval mode, packed linears in place where it is pruned.
         max_positions: Prompt and reply together must fit this many.
         quantized: ``"int8"`` or ``"fp8"`` for weight-only 8-bit linears in decode steps.
+        batch: Prompts at once.
         capture: Capture a CUDA graph; False runs the kernels one by one (a CPU, tests).
         verify: Compare one step with transformers' own first.
 
@@ -63,10 +65,12 @@ class FusedDecoder:
         Unfusable: The model is not built as the fused step is, or a step of it gives other logits than transformers.
     """
 
-    def __init__(self, model: Any, max_positions: int, *, quantized: str | None = None, capture: bool = True, verify: bool = True):
-        self.model = model
+    def __init__(
+        self, model: Any, max_positions: int, *, quantized: str | None = None, batch: int = 1, capture: bool = True, verify: bool = True
+    ):
+        self.model, self.batch = model, batch
         self.max_positions = min(max_positions, position_limit(model) or max_positions)
-        self.step = FusedStep(plan(model), self.max_positions, self.max_positions, quantized=quantized)
+        self.step = FusedStep(plan(model), self.max_positions, self.max_positions, quantized=quantized, batch=batch)
         self.captured: Capture | None = None
         self.calls = 0
         self._pruned = [product for product in self.step.products() if product.packed]
@@ -79,62 +83,82 @@ class FusedDecoder:
         if capture and model.device.type == "cuda":
             self._capture()
 
-    @torch.no_grad()
     def reply(self, prompt: Sequence[int], *, max_new_tokens: int, eos_ids: Collection[int], ignore_eos: bool = False) -> Reply:
+        """The reply to one prompt; see :meth:`replies`."""
+        (reply,) = self.replies([prompt], max_new_tokens=max_new_tokens, eos_ids=eos_ids, ignore_eos=ignore_eos)
+        return reply
+
+    @torch.no_grad()
+    def replies(
+        self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, eos_ids: Collection[int], ignore_eos: bool = False
+    ) -> list[Reply]:
         """Decodes by argmax of the raw logits, as :func:`sdbench.engine.greedy.greedy` does.
 
-        An EOS is noticed up to two looks late: what the device did past it is dropped, and the decode time is that up to a look times the
-        share of its steps that count.
+        An EOS is noticed up to two looks late: what the device did past the last one is dropped, and the decode time is that up to a look
+        times the share of its steps that count.
 
         Args:
-            prompt: Token ids, at least one.
+            prompts: Token ids, as many prompts as the decoder was made for, at least one id each.
             max_new_tokens: Longest reply, at least 1.
             eos_ids: Ids that end a reply.
             ignore_eos: Give exactly ``max_new_tokens`` tokens.
 
         Raises:
             UsageError: ``max_new_tokens`` below 1, or more positions than the cache has.
-            SdbenchError: An empty prompt, or NaN or Inf among the logits.
+            SdbenchError: An empty prompt, another number of prompts, or NaN or Inf among the logits.
         """
-        check_request([prompt], max_new_tokens, self.max_positions)
+        check_request(prompts, max_new_tokens, self.max_positions)
+        if len(prompts) != self.batch:
+            raise SdbenchError(f"this decoder takes {self.batch} prompts at once, not {len(prompts)}")
         stops = frozenset() if ignore_eos else frozenset(eos_ids)
         start = clock(self.model.device)
-        first = self._prefill(prompt)
+        firsts = self._prefill(prompts)
         prefill_seconds = clock(self.model.device) - start
         before = sum(product.calls for product in self._pruned)
-        rest, steps, seconds = ([], 0, 0.0) if first in stops else self._decode(max_new_tokens - 1, stops)
-        for number, token in enumerate(rest):
-            if token < 0:
-                raise broken_logits(number + 2, 0)
-        ids = (first, *rest)
+        rest, steps, seconds = self._decode(max_new_tokens - 1, firsts, stops)
+        for sequence, ids in enumerate(rest):
+            for number, token in enumerate(ids):
+                if token < 0:
+                    raise broken_logits(number + 2, sequence)
         if steps:
-            # Steps past an EOS that was seen late made as many launches each, and do not count.
-            self.calls += (sum(product.calls for product in self._pruned) - before) * len(rest) // steps
-        return Reply(
-            ids=ids,
-            eos=ids[-1] in stops,
-            truncated=not ignore_eos and ids[-1] not in stops,
-            decode_steps=len(rest),
-            prefill_seconds=prefill_seconds,
-            decode_seconds=seconds,
-        )
+            # Steps past the last EOS that was seen late made as many launches each, and do not count.
+            self.calls += (sum(product.calls for product in self._pruned) - before) * max(map(len, rest)) // steps
+        replies = [(first, *ids) for first, ids in zip(firsts, rest, strict=True)]
+        return [
+            Reply(
+                ids=ids,
+                eos=ids[-1] in stops,
+                truncated=not ignore_eos and ids[-1] not in stops,
+                decode_steps=len(ids) - 1,
+                prefill_seconds=prefill_seconds,
+                decode_seconds=seconds,
+            )
+            for ids in replies
+        ]
 
-    def _prefill(self, prompt: Sequence[int]) -> int:
-        cache: Any = DynamicCache(config=self.model.config)
-        fixed = {cache_keyword(self.model): cache, "use_cache": True, "logits_to_keep": 1}
-        with phase("prefill"):
-            logits = self.model(input_ids=torch.tensor([list(prompt)], device=self.model.device), **fixed).logits[0, -1]
-        if not logits.isfinite().all():
-            raise broken_logits(1, 0)
-        for number, layer in enumerate(cache.layers):
-            self.step.keys[number, :, : len(prompt)] = layer.keys[0]
-            self.step.values[number, :, : len(prompt)] = layer.values[0]
-        first = int(logits.argmax())
-        self.step.start(first, len(prompt))
-        return first
+    def _prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """The first token of each reply; prompts of one length go together, others one by one."""
+        alike, firsts = len({len(prompt) for prompt in prompts}) == 1, []
+        for some in [slice(0, self.batch)] if alike else [slice(place, place + 1) for place in range(self.batch)]:
+            cache: Any = DynamicCache(config=self.model.config)
+            fixed = {cache_keyword(self.model): cache, "use_cache": True, "logits_to_keep": 1}
+            ids = torch.tensor([list(prompt) for prompt in prompts[some]], device=self.model.device)
+            with phase("prefill"):
+                logits = self.model(input_ids=ids, **fixed).logits[:, -1]
+            for sequence, finite in enumerate(logits.isfinite().all(-1).tolist()):
+                if not finite:
+                    raise broken_logits(1, some.start + sequence)
+            for number, layer in enumerate(cache.layers):
+                self.step.keys[number, some, :, : ids.shape[1]] = layer.keys
+                self.step.values[number, some, :, : ids.shape[1]] = layer.values
+            firsts += logits.argmax(-1).tolist()
+        self.step.start(firsts, [len(prompt) for prompt in prompts])
+        return firsts
 
-    def _decode(self, steps: int, stops: frozenset[int]) -> tuple[list[int], int, float]:
-        """Ids after the first, how many steps ran, and the seconds that the ids' steps took."""
+    def _decode(self, steps: int, firsts: Sequence[int], stops: frozenset[int]) -> tuple[list[list[int]], int, float]:
+        """Ids of each sequence after the first, how many steps ran, and the seconds that the longest reply's steps took."""
+        if all(first in stops for first in firsts):
+            return [[] for _ in firsts], 0, 0.0
         begin = _Look(self.step.ids, 0)
         looks: deque[_Look] = deque()
         launched = 0
@@ -148,12 +172,12 @@ class FusedDecoder:
             # While steps are left, the look before the newest is read: the device has work meanwhile.
             if launched == steps or len(looks) > 1:
                 look = looks.popleft()
-                ids = look.read()
-                end = next((place + 1 for place, token in enumerate(ids) if token in stops), None)
-                if end or look.steps == steps:
-                    ids = ids[:end]
-                    return ids, launched, look.seconds_since(begin) * len(ids) / look.steps
-        return [], 0, 0.0
+                rows = look.read()
+                ends = [_end(first, ids, stops) for first, ids in zip(firsts, rows, strict=True)]
+                if look.steps == steps or None not in ends:
+                    rest = [ids[:end] for ids, end in zip(rows, ends, strict=True)]
+                    return rest, launched, look.seconds_since(begin) * max(map(len, rest)) / look.steps
+        return [[] for _ in firsts], 0, 0.0
 
     @torch.no_grad()
     def decode_steps(self, count: int) -> None:
@@ -179,7 +203,7 @@ class FusedDecoder:
         start, (before, _) = clock(device), torch.cuda.mem_get_info(device)
         with capture_stream() as stream:
             # Compiles every kernel, which may not happen while a graph is captured.
-            self.step.start(0, 0)
+            self.step.start([0] * self.batch, [0] * self.batch)
             self.step.run()
         counts = [product.calls for product in self._pruned]
         graph = torch.cuda.CUDAGraph()
@@ -197,18 +221,26 @@ class FusedDecoder:
         """
         generator = torch.Generator().manual_seed(0)
         vocabulary = self.step.plan.head.shape[0]
-        prompt = torch.randint(0, vocabulary, (min(8, self.max_positions - 1),), generator=generator).tolist()
-        first = self._prefill(prompt)
-        got = torch.zeros(vocabulary, device=self.model.device)
+        length = min(8, self.max_positions - 1)
+        prompts = torch.randint(0, vocabulary, (self.batch, length), generator=generator).to(self.model.device)
+        firsts = torch.tensor(self._prefill(prompts.tolist()), device=self.model.device)[:, None]
+        got = torch.zeros(self.batch, vocabulary, device=self.model.device)
         self.step.run(got)
         cache = DynamicCache(config=self.model.config)
         fixed = {cache_keyword(self.model): cache, "use_cache": True}
-        for name, ids in (("prefill", prompt), ("decode", [first])):
+        for name, ids in (("prefill", prompts), ("decode", firsts)):
             with phase("prefill" if name == "prefill" else "decode"):
-                logits = self.model(input_ids=torch.tensor([ids], device=self.model.device), **fixed).logits[0, -1]
+                logits = self.model(input_ids=ids, **fixed).logits[:, -1]
         error = relative_error(got, logits.double())
         if not error <= tolerance:
             raise Unfusable(f"no fused step: its logits differ from transformers' by {error:.1e} (relative), more than rounding does")
+
+
+def _end(first: int, ids: Sequence[int], stops: frozenset[int]) -> int | None:
+    """How many ids after the first belong to a reply; None where it has not ended."""
+    if first in stops:
+        return 0
+    return next((place + 1 for place, token in enumerate(ids) if token in stops), None)
 
 
 class _Look:
@@ -218,17 +250,18 @@ class _Look:
         self.steps = steps
         self._event: torch.cuda.Event | None = None
         self._time = time.perf_counter()
-        self._ids = ids[:steps]
+        self._ids = ids[:, :steps]
         if ids.device.type == "cuda":
-            self._ids = torch.empty(steps, dtype=ids.dtype, pin_memory=True).copy_(ids[:steps], non_blocking=True)
+            self._ids = torch.empty(len(ids), steps, dtype=ids.dtype, pin_memory=True).copy_(self._ids, non_blocking=True)
             self._event = torch.cuda.Event(enable_timing=True)
             self._event.record()
 
-    def read(self) -> list[int]:
-        """The tokens."""
+    def read(self) -> list[list[int]]:
+        """The tokens of each sequence."""
         if self._event is not None:
             self._event.synchronize()
-        return [int(token) for token in self._ids.tolist()]
+        found: list[list[int]] = self._ids.tolist()
+        return found
 
     def seconds_since(self, earlier: "_Look") -> float:
         """Seconds between two looks, both read or begun."""

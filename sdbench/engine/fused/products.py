@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,10 +15,13 @@ from sdbench.kernels.checked import trouble
 from sdbench.kernels.launching import capability, sm_count, uses_kernels
 from sdbench.kernels.quantized.weights import quantize
 from sdbench.kernels.registry import Config, Problem, Variant
+from sdbench.kernels.spmm import searched_tokens
 from sdbench.packing import joined, stack_rows
 
 Sums = dict[tuple[int, int], Tensor]
-"""float32 ``[splits, out]`` by that shape: few enough to stay in the cache, where one a product would be written out to memory."""
+"""float32 ``[splits, batch, out]`` by splits and out: few enough to stay in the cache, where one a product would be written to memory."""
+
+Run = Callable[[Tensor], object]
 
 
 class Product:
@@ -30,19 +34,20 @@ class Product:
         linears: Linears of one input, whose rows follow one another.
         sums: Buffers by their shape ``(splits, out)``, which products that run one after the other share; a missing one is added.
         quantized: ``"int8"`` or ``"fp8"`` to round a dense weight to 8 bits; None to leave it.
+        batch: Sequences that are multiplied at once.
 
     Attributes:
-        sums: float32 ``[splits, out]``, the result of the last call.
+        sums: float32 ``[splits, batch, out]``, the result of the last call.
         packed: Whether the weight is a packed one.
         nbytes: Bytes that a call reads of the weight.
         variant: Name of the kernel variant that multiplies.
         calls: Launches so far.
 
     Raises:
-        Unfusable: Some of the linears are packed and others are not, or in different ways; or the product is wrong.
+        Unfusable: Some of the linears are packed and others are not, or in different ways; no kernel takes them; or one is wrong.
     """
 
-    def __init__(self, linears: Sequence[Linear], sums: Sums, quantized: str | None = None):
+    def __init__(self, linears: Sequence[Linear], sums: Sums, quantized: str | None = None, batch: int = 1):
         packed = [linear.packed for linear in linears if isinstance(linear, PackedLinear)]
         if packed and len(packed) < len(linears):
             raise Unfusable("no fused step: some of the linears of one input are pruned and others are not")
@@ -59,73 +64,108 @@ class Product:
                 weight = quantize(weight, quantized)
         self.weight = weight
         self.nbytes = int(weight.nbytes)
-        out, device = sum(int(linear.out_features) for linear in linears), _parameters(linears[0]).device
-        pattern = packed[0].pattern if packed else None
-        problem = Problem(out, linears[0].in_features, _parameters(linears[0]).dtype, pattern, sm_count(device), capability(device))
-        if uses_kernels(device):
-            variant = tuned.fastest(self._candidates(problem, quantized), problem, device)
+        self._device, dtype = _parameters(linears[0]).device, _parameters(linears[0]).dtype
+        out, pattern = sum(int(linear.out_features) for linear in linears), packed[0].pattern if packed else None
+        facts = sm_count(self._device), capability(self._device), batch
+        self._problem = Problem(out, linears[0].in_features, dtype, pattern, *facts)
+        if uses_kernels(self._device):
+            variant = tuned.fastest(self._candidates(quantized), _searched(self._problem), self._device)
             self.variant = variant.name
-            self._run: Callable[[Tensor], object] = self._right(variant, problem, device, sums)
+            self._run = self._right(variant, sums)
         else:
             self.variant = "reference"
-            self.sums = _shared(sums, 1, out, device)
-            self._run = self._reference(problem)
+            self.sums = self._shared(sums, 1)
+            self._run = self._reference()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Multiplies ``[in]``, any float dtype; returns ``sums``."""
+        """Multiplies ``[batch, in]``, in the dtype that :func:`input_dtype` says; returns ``sums``."""
         self._run(x)
         self.calls += 1
         return self.sums
 
-    def _candidates(self, problem: Problem, quantized: str | None) -> list[Variant]:
+    def _candidates(self, quantized: str | None) -> list[Variant]:
+        problem, several = self._problem, self._problem.tokens > 1
+        if several and (quantized or problem.dtype == torch.float16):
+            what = f"{quantized} weights" if quantized else "float16, which has no room for sums before a norm's scaling"
+            raise Unfusable(f"no fused step for several prompts at once with {what}")
         if not self.packed:
-            return [registry.find("quantized", quantized) if quantized else registry.find("dense", "gemv")]
-        for names in ((("spmv_partial", "lane_row_nibble"), ("spmv_partial", "lane_row")), (("spmv", "portable"),)):
-            taking = [variant for variant in (registry.find(*name) for name in names) if variant.constraint(problem) is None]
+            names = [("dense", "linear"), ("dense", "gemm")] if several else [("quantized", quantized) if quantized else ("dense", "gemv")]
+            return [variant for variant in (registry.find(*name) for name in names) if variant.serves(problem.tokens)]
+        alternatives: Sequence[Sequence[tuple[str, str]]] = (
+            ((("spmm", "tile"),), (("spmm", "expand"),))
+            if several
+            else ((("spmv_partial", "lane_row_nibble"), ("spmv_partial", "lane_row")), (("spmv", "portable"),))
+        )
+        for found in alternatives:
+            taking = [variant for variant in (registry.find(*name) for name in found) if variant.constraint(problem) is None]
             if taking:
                 return taking
         raise Unfusable(f"no fused step: no kernel takes pattern {problem.pattern} in {problem.dtype}")
 
-    def _right(self, variant: Variant, problem: Problem, device: torch.device, sums: Sums) -> Callable[[Tensor], object]:
-        config, source = tuned.lookup(variant, problem, device)
+    def _right(self, variant: Variant, sums: Sums) -> Run:
+        problem = self._problem
+        config, source = tuned.lookup(variant, _searched(problem), self._device)
         what = f"{variant.kernel} variant {variant.name}, {problem.out_features}x{problem.in_features}"
-        run, found = self._tried(variant, config, problem, device, sums)
+        run, found = self._tried(variant, config, sums)
         if found and source != "default":
             message = f"{what}: the {source} config {dict(config)} {found}; the default is used. 'sdbench tune' finds a right one"
             warnings.warn(message, stacklevel=2)
-            run, found = self._tried(variant, variant.default(problem), problem, device, sums)
+            run, found = self._tried(variant, variant.default(problem), sums)
         if found:
             raise Unfusable(f"no fused step: {what} {found}; run 'sdbench kernels'")
         return run
 
-    def _tried(
-        self, variant: Variant, config: Config, problem: Problem, device: torch.device, sums: Sums
-    ) -> tuple[Callable[[Tensor], object], str | None]:
+    def _tried(self, variant: Variant, config: Config, sums: Sums) -> tuple[Run, str | None]:
         """The launch of a config, and what is wrong with it."""
+        problem = self._problem
         # All kernels of a step take part in dependent launch.
-        config = {**config, "pdl": config["pdl"] or problem.dependent_launch} if "pdl" in config else config
-        partial = variant.kernel == "spmv_partial"
-        self.sums = _shared(sums, config.get("splits", 1) if partial else 1, problem.out_features, device)
-        weight, y = self.weight, self.sums if partial else self.sums[0]
-        generator = torch.Generator(device).manual_seed(0)
-
-        def run(x: Tensor) -> object:
-            return variant.launch(weight, x, y, config)
+        if "pdl" in config and problem.tokens == 1:
+            config = {**config, "pdl": config["pdl"] or problem.dependent_launch}
+        self.sums = self._shared(sums, config.get("splits", 1) if variant.kernel == "spmv_partial" else 1)
+        run = self._launch(variant, config, self.sums)
+        # What torch multiplies is as near as its own dtype.
+        rounded = input_dtype(problem.dtype) if variant.name in ("linear", "expand") else torch.float32
 
         def product(x: Tensor) -> Tensor:
             self.sums.fill_(torch.nan)
             run(x)
-            return self.sums.sum(0)
+            return self.sums.sum(0).to(rounded)
 
-        inputs = torch.randn(2, problem.in_features, generator=generator, device=device).to(input_dtype(problem.dtype))
-        return run, next(filter(None, (trouble(product, weight, x) for x in inputs)), None)
+        shape = problem.tokens, problem.in_features
+        return run, trouble(product, self.weight, shape, input_dtype(problem.dtype), self._device, times=2)
 
-    def _reference(self, problem: Problem) -> Callable[[Tensor], object]:
-        if self.packed:
-            reference = registry.find("spmv", "reference")
-            return lambda x: reference.launch(self.weight, x, self.sums[0], {})
-        matrix = self.weight if isinstance(self.weight, Tensor) else self.weight.dequantize()
-        return lambda x: torch.mv(matrix.float(), x.float(), out=self.sums[0])
+    def _launch(self, variant: Variant, config: Config, sums: Tensor) -> Run:
+        weight = self.weight
+        if self._problem.tokens == 1:
+            y = sums[:, 0] if variant.kernel == "spmv_partial" else sums[0, 0]
+            return lambda x: variant.launch(weight, x[0], y, config)
+        if variant.name == "linear" and self._device.type == "cuda":
+            # The same product with its sums left as they are.
+            return lambda x: torch.mm(x, weight.T, out_dtype=torch.float32, out=sums[0])
+
+        def run(x: Tensor) -> None:
+            found = variant.launch(weight, x, sums[0], config)
+            if found.data_ptr() != sums.data_ptr():
+                sums[0].copy_(found)
+
+        return run
+
+    def _reference(self) -> Run:
+        if not self.packed:
+            matrix = self.weight if isinstance(self.weight, Tensor) else self.weight.dequantize()
+            return lambda x: torch.mm(x.float(), matrix.float().T, out=self.sums[0])
+        return self._launch(registry.find("spmv" if self._problem.tokens == 1 else "spmm", "reference"), {}, self.sums)
+
+    def _shared(self, sums: Sums, splits: int) -> Tensor:
+        out = self._problem.out_features
+        if (splits, out) not in sums:
+            sums[splits, out] = torch.empty(splits, self._problem.tokens, out, device=self._device)
+        return sums[splits, out]
+
+
+def _searched(problem: Problem) -> Problem:
+    """The problem that configs of this one were searched for."""
+    return replace(problem, tokens=searched_tokens(problem.tokens) or problem.tokens)
 
 
 def input_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -137,12 +177,6 @@ def _one_matrix(linears: Sequence[nn.Linear]) -> Tensor:
     """The rows of all linears in one matrix ``[out, in]``, which the linears then share: nothing is kept twice."""
     with torch.no_grad():
         return joined([linear.weight for linear in linears], 0).detach()
-
-
-def _shared(sums: Sums, splits: int, out: int, device: torch.device) -> Tensor:
-    if (splits, out) not in sums:
-        sums[splits, out] = torch.empty(splits, out, device=device)
-    return sums[splits, out]
 
 
 def _parameters(linear: Linear) -> Tensor:

@@ -1,15 +1,15 @@
-"""One decode step at batch 1, from a token on the device to the next one: nine kernels a layer, nothing read back."""
+"""One decode step, from a token of each sequence on the device to the next one: nine kernels a layer, nothing read back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sdbench.engine.fused.plan import LayerPlan, Plan
 from sdbench.engine.fused.products import Product, Sums, input_dtype
 from sdbench.kernels.decode.attention import Attention, slices_for
 from sdbench.kernels.decode.gate import gate
-from sdbench.kernels.decode.head import LOWEST, SLOTS, advance, head
+from sdbench.kernels.decode.head import LOWEST, SLOTS, advance, head, pick
 from sdbench.kernels.decode.norm import blocks, embed, norm
 from sdbench.kernels.launching import capability, sm_count
 
@@ -18,11 +18,12 @@ TILE = 32
 
 
 class _Layer:
-    def __init__(self, part: LayerPlan, attention: Attention, sums: Sums, quantized: str | None):
+    def __init__(self, part: LayerPlan, attention: Attention, sums: Sums, quantized: str | None, batch: int):
         self.input_gamma, self.post_gamma = part.input_gamma, part.post_gamma
         self.attention = attention
-        self.qkv, self.o = Product(part.qkv, sums, quantized), Product([part.o], sums, quantized)
-        self.gate_up, self.down = Product(part.gate_up, sums, quantized), Product([part.down], sums, quantized)
+        self.qkv, self.o, self.gate_up, self.down = (
+            Product(linears, sums, quantized, batch) for linears in (part.qkv, [part.o], part.gate_up, [part.down])
+        )
 
 
 class FusedStep:
@@ -34,13 +35,14 @@ class FusedStep:
         most_ids: Most tokens of a reply after its first.
         quantized: ``"int8"`` or ``"fp8"`` for a dense model with weight-only 8-bit linears.
         slices: Slices of attention; None for what suits the device and the length.
+        batch: Sequences.
 
     Attributes:
-        token: int64 ``[1]``, the step's input and then its output.
-        position: int32 ``[1]`` of the input token; one more after a step.
-        ids: int64 ``[most_ids]``, outputs in order; ``-1 - id`` where a logit was not finite.
-        count: int32 ``[1]``, how many of them there are.
-        keys: ``[layers, key_value heads, length, size]``, the cache.
+        token: int64 ``[batch]``, the step's input and then its output.
+        position: int32 ``[batch]`` of the input token; one more after a step.
+        ids: int64 ``[batch, most_ids]``, outputs in order; ``-1 - id`` where a logit was not finite.
+        count: int32 ``[batch]``, how many of them there are.
+        keys: ``[layers, batch, key_value heads, length, size]``, the cache.
         values: As ``keys``.
     """
 
@@ -52,30 +54,35 @@ class FusedStep:
         *,
         quantized: str | None = None,
         slices: int | None = None,
+        batch: int = 1,
     ):
         self.plan = plan
         heads, device = plan.heads, plan.device
         self._dependent = capability(device) >= 90
-        shape = len(plan.layers), heads.key_value, length, heads.size
+        shape = len(plan.layers), batch, heads.key_value, length, heads.size
         self.keys, self.values = (torch.zeros(shape, dtype=plan.dtype, device=device) for _ in range(2))
-        self.slices = slices or slices_for(length, heads.key_value, sm_count(device), TILE)
+        self.slices = slices or slices_for(length, heads.key_value * batch, sm_count(device), TILE)
         cos, sin = plan.angles(length)
         sums: Sums = {}
         self._layers = [
-            _Layer(part, Attention(heads, part.attention, keys, values, cos, sin, self.slices, TILE, self._dependent), sums, quantized)
+            _Layer(
+                part, Attention(heads, part.attention, keys, values, cos, sin, self.slices, TILE, self._dependent), sums, quantized, batch
+            )
             for part, keys, values in zip(plan.layers, self.keys, self.values, strict=True)
         ]
+        # One sequence has a kernel that finds the argmax as it multiplies.
+        self._head = Product([_linear(plan.head)], sums, batch=batch) if batch > 1 else None
         # Inputs of products, as transformers has them where that can be.
         narrow = input_dtype(plan.dtype)
-        self._h, self._x = torch.empty(plan.hidden, device=device), torch.empty(plan.hidden, dtype=narrow, device=device)
-        self._squares = torch.empty(blocks(plan.hidden), device=device)
-        self._attended = torch.empty(heads.query * heads.size, dtype=narrow, device=device)
-        self._gated = torch.empty(plan.intermediate, dtype=narrow, device=device)
-        self._maxima = torch.full((SLOTS,), LOWEST, dtype=torch.int64, device=device)
-        self.token = torch.zeros(1, dtype=torch.int64, device=device)
-        self.position = torch.zeros(1, dtype=torch.int32, device=device)
-        self.ids = torch.zeros(most_ids, dtype=torch.int64, device=device)
-        self.count = torch.zeros(1, dtype=torch.int32, device=device)
+        self._h, self._x = torch.empty(batch, plan.hidden, device=device), torch.empty(batch, plan.hidden, dtype=narrow, device=device)
+        self._squares = torch.empty(batch, blocks(plan.hidden), device=device)
+        self._attended = torch.empty(batch, heads.query * heads.size, dtype=narrow, device=device)
+        self._gated = torch.empty(batch, plan.intermediate, dtype=narrow, device=device)
+        self._maxima = torch.full((batch, SLOTS), LOWEST, dtype=torch.int64, device=device)
+        self.token = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.position = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.ids = torch.zeros(batch, most_ids, dtype=torch.int64, device=device)
+        self.count = torch.zeros(batch, dtype=torch.int32, device=device)
 
     def products(self) -> Iterator[Product]:
         """Every product of a step but lm_head."""
@@ -83,21 +90,21 @@ class FusedStep:
             yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
 
     @property
-    def kernels(self) -> int:
-        """Launches of a step on a GPU."""
-        return len(self._layers) * (8 + (self.slices > 1)) + 3
+    def kernels(self) -> int | None:
+        """Launches of a step of one sequence on a GPU; None for several, whose products may be more than one launch."""
+        return None if self._head else len(self._layers) * (8 + (self.slices > 1)) + 3
 
-    def start(self, token: int, position: int) -> None:
-        """Puts a reply's first token in place; the cache holds every position before it."""
-        self.token.fill_(token)
-        self.position.fill_(position)
+    def start(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
+        """Puts the first token of each reply in place; the cache holds every position before it."""
+        self.token.copy_(torch.tensor(tokens))
+        self.position.copy_(torch.tensor(positions))
         self.count.zero_()
 
     def run(self, logits: Tensor | None = None) -> None:
         """One step: attends, writes the position's keys and values, and moves on to the next token.
 
         Args:
-            logits: float32 ``[vocabulary]`` to write the step's logits to; None to write none.
+            logits: float32 ``[batch, vocabulary]`` to write the step's logits to; None to write none.
         """
         plan, dependent = self.plan, self._dependent
         h, x, squares = self._h, self._x, self._squares
@@ -112,5 +119,15 @@ class FusedStep:
             gate(layer.gate_up(x), squares, plan.hidden, plan.eps, self._gated, dependent)
             before = layer.down(self._gated)
         norm(h, before, plan.final_gamma, x, squares, dependent)
-        head(plan.head, x, squares, plan.eps, self._maxima, logits, 4, dependent)
+        if self._head:
+            pick(self._head(x)[0], squares, plan.hidden, plan.eps, self._maxima, logits, dependent)
+        else:
+            head(plan.head, x, squares, plan.eps, self._maxima, logits, 4, dependent)
         advance(self._maxima, self.token, self.position, self.ids, self.count, dependent)
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    """A linear of a matrix ``[out, in]``, which stays where it is."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return linear
