@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from sdbench.calibrate.sampling import Sampler
-from sdbench.engine.decoders import EAGER, GRAPH, Decoder, fastest
+from sdbench.engine.decoders import Decoder, fastest
 from sdbench.engine.fused.decoder import CLOSE
 from sdbench.engine.graph import GraphForward
 from sdbench.engine.greedy import Reply, greedy, position_limit
+from sdbench.engine.paths import EAGER, GRAPH
 from sdbench.engine.phase import phase
 from sdbench.errors import SdbenchError
 from sdbench.timing import relative_error, within

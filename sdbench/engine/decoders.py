@@ -10,19 +10,8 @@ from sdbench.engine.fused import FusedDecoder
 from sdbench.engine.graph import CompiledForward, GraphForward
 from sdbench.engine.greedy import EagerForward, Reply, greedy
 from sdbench.engine.packed_linear import PackedLinear
+from sdbench.engine.paths import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH
 from sdbench.errors import SdbenchError
-
-EAGER = "transformers, eager"
-GRAPH = "transformers, static cache and CUDA graph"
-COMPILED = "transformers, static cache and torch.compile"
-FUSED = "fused step"
-FUSED_GRAPH = "fused step in a CUDA graph"
-FUSED_INT8 = "fused step in a CUDA graph, int8 weights"
-
-
-def loop_of(path: str) -> str:
-    """The loop that a way to decode runs: rates of different loops tell loops apart, and not weights."""
-    return FUSED_GRAPH if path == FUSED_INT8 else path
 
 
 class Decoder(Protocol):

@@ -3,22 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from sdbench.engine.paths import SHORT
 from sdbench.suites.metrics import crossover
 from sdbench.suites.runs import Table
 from sdbench.tables import Column
 
 Row = dict[str, Any]
-
-
-SHORT = {
-    "fused step": "fused",
-    "fused step in a CUDA graph": "fused",
-    "fused step in a CUDA graph, int8 weights": "fused",
-    "transformers, static cache and torch.compile": "compile",
-    "transformers, static cache and CUDA graph": "graph",
-    "transformers, eager": "eager",
-}
-"""Names of the ways as the tables have them: the long ones would leave a terminal of 80 characters no room for figures."""
 
 
 def way_of(row: Row) -> str:

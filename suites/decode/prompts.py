@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sdbench.engine.decoders import EAGER, named
+from sdbench.engine.decoders import named
 from sdbench.engine.packed_linear import PackedLinear, in_place
+from sdbench.engine.paths import EAGER
 from sdbench.timing import summarise
 
 Row = dict[str, Any]

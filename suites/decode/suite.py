@@ -13,10 +13,11 @@ from triton.runtime.errors import OutOfResources
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
 from sdbench.devices import devices_of
-from sdbench.engine.decoders import EAGER, FUSED, FUSED_GRAPH, Decoder, loop_of, named
+from sdbench.engine.decoders import Decoder, named
 from sdbench.engine.fused import FusedDecoder
 from sdbench.engine.greedy import Reply, clock, position_limit
 from sdbench.engine.packed_linear import PackedLinear, packed_linears, require_right
+from sdbench.engine.paths import EAGER, FUSED, FUSED_GRAPH, loop_of
 from sdbench.engine.resident import weights_memory
 from sdbench.errors import CheckFailed, SdbenchError, UsageError
 from sdbench.kernels.read import read_bandwidth

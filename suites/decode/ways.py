@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sdbench.engine.decoders import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH
+from sdbench.engine.paths import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH
 from sdbench.suites.decode.batches import batch_of
 from sdbench.suites.decode.options import DENSE, INT8, DecodeOptions
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sdbench.engine.paths import loop_of
 from sdbench.results import with_status
 from sdbench.suites.e2e.arms import INT8, is_timed
 from sdbench.suites.e2e.tables import behaviour_table, fidelity_table, harness_table, layer_table
@@ -143,7 +144,10 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
     lines += _damping(arms)
     path, path_reason = arms[0]["path"], arms[0]["path_reason"]
     if path:
-        lines.append(f"decode loop, the same on every arm: {path}" + (f" ({path_reason})" if path_reason else ""))
+        alike = all(loop_of(arm["path"]) == path for arm in arms if arm["path"])
+        lines.append(
+            f"decode loop{', the same on every arm' if alike else ' of dense'}: {path}" + (f" ({path_reason})" if path_reason else "")
+        )
     for arm in arms[1:]:
         if arm["path"] and arm["path"] != path:
             why = f" ({arm['path_reason']})" if arm["path_reason"] else ""

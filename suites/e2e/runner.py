@@ -13,8 +13,9 @@ from triton.errors import TritonError
 from sdbench.calibrate.in_place import weights_in_place
 from sdbench.calibrate.sources import CalibrationText
 from sdbench.devices import devices_of
-from sdbench.engine.decoders import COMPILED, EAGER, FUSED_INT8, GRAPH, Decoder, fastest, named
+from sdbench.engine.decoders import Decoder, fastest, named
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
+from sdbench.engine.paths import COMPILED, EAGER, FUSED_INT8, GRAPH, loop_of
 from sdbench.engine.resident import weights_memory
 from sdbench.errors import SdbenchError
 from sdbench.memory import peak_memory
@@ -159,7 +160,7 @@ class Runner:
             contender = Contender(arm.name, self.loaded, decoder, path)
             with peak_memory(options.device, *devices_of(self.loaded.model)) as peak:
                 rates = self._rates(contender, options.warmup_tokens)
-            row = self._speed(arm, packed, rounded, decoder, samples, rates)
+            row = self._speed(packed, rounded, decoder, path, samples, rates)
             memory = weights_memory(self.loaded, packed, decoder, bool(rounded))
         row |= {"memory": beside_dense(memory, (self.standard.baseline or {"memory": memory})["memory"]), "memory_reason": None}
         row |= {"path": path, "path_reason": why, "peak_bytes": peak.bytes, "peak_bytes_reason": peak.reason}
@@ -267,10 +268,10 @@ class Runner:
 
     def _speed(
         self,
-        arm: Arm,
         packed: Mapping[str, PackedLinear],
         rounded: Mapping[str, Rounded],
         decoder: Decoder,
+        path: str,
         samples: Sequence[dict[str, Any]],
         rates: Sequence[dict[str, Any]],
     ) -> dict[str, Any]:
@@ -285,8 +286,10 @@ class Runner:
         elif rounded and options.device.type == "cpu":
             reason = INT8_AS_DENSE
         elif baseline:
-            fastest = max((known for known in baseline["baselines"].values() if known), default=None)
-            gain, reason = speedup(rate, fastest, rates[0]["tokens"], baseline["equal_tokens"])
+            known = {name: known for name, known in baseline["baselines"].items() if known}
+            gain, reason = speedup(rate, max(known.values(), default=None), rates[0]["tokens"], baseline["equal_tokens"])
+            if known and loop_of(path) not in known:
+                gain, reason = None, f"decoded by another loop than dense weights ({path}, not {' or '.join(known)})"
         bound, bound_reason = ceiling(nbytes, options.device)
         return {
             "equal_tokens": rates[0]["tokens"],

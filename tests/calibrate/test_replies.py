@@ -11,9 +11,9 @@ from sdbench.calibrate import replies
 from sdbench.calibrate.choices import CalibrationChoices
 from sdbench.calibrate.replies import Replier, require_eager_logits
 from sdbench.calibrate.sampling import Sampler
-from sdbench.engine.decoders import EAGER, FUSED_GRAPH, GRAPH
 from sdbench.engine.graph import GraphForward
 from sdbench.engine.greedy import greedy
+from sdbench.engine.paths import EAGER, FUSED_GRAPH, GRAPH
 from sdbench.engine.phase import phase
 from sdbench.errors import SdbenchError
 

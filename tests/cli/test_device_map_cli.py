@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sdbench.devices import DEVICE_MAPS
-from sdbench.engine.decoders import EAGER
+from sdbench.engine.paths import EAGER
 
 
 @pytest.mark.parametrize("command", [("decode",), ("e2e",), ("prune", "--output", "out")])

@@ -9,7 +9,7 @@ import torch
 
 from sdbench.checkpoint_files import CheckpointFiles
 from sdbench.checkpoints.verify import verify
-from sdbench.engine.decoders import FUSED_GRAPH, GRAPH
+from sdbench.engine.paths import FUSED_GRAPH, GRAPH
 from sdbench.progress import Progress
 
 pytestmark = pytest.mark.gpu

@@ -16,11 +16,12 @@ from sdbench.calibrate.replay import collect_sums
 from sdbench.calibrate.select import select_linears
 from sdbench.calibrate.sources import CalibrationText
 from sdbench.demo import MODEL_DIR
-from sdbench.engine.decoders import EAGER, FUSED, fastest
+from sdbench.engine.decoders import fastest
 from sdbench.engine.fused.plan import Unfusable, plan
 from sdbench.engine.graph import GraphForward
 from sdbench.engine.greedy import greedy
 from sdbench.engine.packed_linear import packed_linears
+from sdbench.engine.paths import EAGER, FUSED
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.models import load_model, open_model, resolve_model
 from sdbench.packing import pack

@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 
 from sdbench import memory
 from sdbench.calibrate.magnitude import keep_mask
-from sdbench.engine.decoders import EAGER, named
+from sdbench.engine.decoders import named
 from sdbench.engine.fused import FusedDecoder
 from sdbench.engine.greedy import greedy
 from sdbench.engine.packed_linear import packed_linears
+from sdbench.engine.paths import EAGER
 from sdbench.engine.resident import weights_memory
 from sdbench.memory import InUse, in_use, storage_bytes
 from sdbench.models import LoadedModel, resolve_model

@@ -9,9 +9,10 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from sdbench.engine.decoders import EAGER, FUSED, TransformersDecoder
+from sdbench.engine.decoders import TransformersDecoder
 from sdbench.engine.fused import FusedDecoder, Unfusable
 from sdbench.engine.packed_linear import PackedLinear
+from sdbench.engine.paths import EAGER, FUSED
 from sdbench.errors import CheckFailed, UsageError
 from sdbench.models import resolve_model
 from sdbench.pattern import Pattern

@@ -16,9 +16,10 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
-from sdbench.engine.decoders import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH, TransformersDecoder, named
+from sdbench.engine.decoders import TransformersDecoder, named
 from sdbench.engine.fused import FusedDecoder
 from sdbench.engine.packed_linear import packed_linears
+from sdbench.engine.paths import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.models import load_model, resolve_model
 from sdbench.packing import pack

@@ -1,6 +1,7 @@
 """What competes with pruning, in the same table: int8 weights and another dense model."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from sdbench.calibrate.select import select_linears
 from sdbench.demo import MODEL_DIR
-from sdbench.engine.decoders import FUSED_GRAPH, FUSED_INT8
-from sdbench.engine.fused import Unfusable
+from sdbench.engine.fused import FusedDecoder, Unfusable
+from sdbench.engine.packed_linear import PackedLinear
+from sdbench.engine.paths import EAGER, FUSED, FUSED_GRAPH, FUSED_INT8
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.kernels.quantized.weights import quantize
 from sdbench.models import resolve_model
@@ -130,6 +132,23 @@ class TestInt8OnAGpu:
         int8 = run_in(tmp_path / "run", wanted).arms[2]
         assert (int8["decode_rate"], int8["examples"]) == (None, 3)
         assert int8["speedup_reason"] == "int8 weights have a kernel in the fused step alone: no fused step: a test"
+
+
+def test_a_speed_up_is_of_one_loop(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dense weights that had no fused step to run in would lend theirs to the pruned ones."""
+
+    def refuse_dense(model: Any, *arguments: Any, **others: Any) -> Any:
+        if not any(isinstance(module, PackedLinear) for module in model.modules()):
+            raise Unfusable("no fused step: a test")
+        return FusedDecoder(model, *arguments, **others)
+
+    monkeypatch.setattr("sdbench.engine.decoders.FusedDecoder", refuse_dense)
+    dense, control = run_in(tmp_path / "run", options(tiny)).arms
+    assert (dense["path"], control["path"], control["speedup"]) == (EAGER, FUSED, None)
+    assert control["speedup_reason"] == f"decoded by another loop than dense weights ({FUSED}, not {EAGER})"
+    lines = of_run(read_run(tmp_path / "run")).lines
+    assert any(line.startswith(f"decode loop of dense: {EAGER} (no fused step") for line in lines)
+    assert any(f"no speed-up for {control['arm']}: decoded by another loop" in line for line in lines)
 
 
 class TestRival:
