@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import cache
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -95,13 +96,15 @@ def repeatable(compiled: object, grid: tuple[int, int, int], constexprs: Iterabl
     return lambda *operands, stream: run(*operands, *last, stream=stream)
 
 
-_SCRATCH: dict[tuple[str, torch.device, int, torch.dtype], dict[tuple[int, int], Tensor]] = {}
+_SCRATCH: dict[tuple[str, torch.device, int, int, torch.dtype], dict[tuple[int, int], Tensor]] = {}
 
 
 def scratch(use: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory of one launch, shared by the launches of a stream, which run one after the other; uninitialised.
+    """Memory of one launch, shared by a thread's launches on a stream, which run one after the other; uninitialised.
 
-    What became too small is kept where a captured CUDA graph may hold its address: not on the default stream, which cannot be captured.
+    Another thread's launches on that stream may come between the one that writes and the one that reads it. What is there outlives its
+    thread, whose captured CUDA graph may hold its address, until a thread of the same identity takes it over. What became too small is kept
+    for such a graph too: not on the default stream, which cannot be captured.
 
     Args:
         use: What for; uses do not share.
@@ -110,7 +113,7 @@ def scratch(use: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.
         device: Where.
     """
     stream = stream_of(device)(device.index)
-    views = _SCRATCH.setdefault((use, device, stream, dtype), {})
+    views = _SCRATCH.setdefault((use, device, stream, get_ident(), dtype), {})
     found = views.get(shape)
     if found is None:
         largest = max(views.values(), key=lambda view: view.untyped_storage().nbytes(), default=None)
