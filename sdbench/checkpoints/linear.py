@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from sdbench.checkpoints.layout import GUARD, stored_shapes
-from sdbench.devices import at_device_of
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.engine.phase import current_phase, phase
 from sdbench.kernels.spmm import spmm
@@ -90,8 +89,7 @@ def _weight(mask_words: Tensor, values: Tensor, numbers: list[int]) -> PackedWei
 
 @torch.library.custom_op("sdbench::spmv", mutates_args=())
 def _compiled_spmv(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int], variant: str) -> Tensor:
-    with at_device_of(x):
-        return bind(_weight(mask_words, values, numbers), variant)(x)
+    return bind(_weight(mask_words, values, numbers), variant)(x)
 
 
 @_compiled_spmv.register_fake
@@ -101,8 +99,7 @@ def _(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int], variant
 
 @torch.library.custom_op("sdbench::spmm", mutates_args=())
 def _compiled_spmm(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int]) -> Tensor:
-    with at_device_of(x):
-        return spmm(_weight(mask_words, values, numbers), x)
+    return spmm(_weight(mask_words, values, numbers), x)
 
 
 @_compiled_spmm.register_fake
