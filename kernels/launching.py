@@ -1,6 +1,8 @@
 """What launchers share: which Triton back end is here, and sums that need a device's properties."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from threading import get_ident
 from typing import Any
@@ -97,6 +99,20 @@ def repeatable(compiled: object, grid: tuple[int, int, int], constexprs: Iterabl
 
 
 _SCRATCH: dict[tuple[str, torch.device, int, int, torch.dtype], dict[tuple[int, int], Tensor]] = {}
+_KEPT: ContextVar[bool] = ContextVar("sdbench_scratch_kept", default=True)
+
+
+@contextmanager
+def unkept_scratch() -> Iterator[None]:
+    """Inside, a thread's scratch memory is new each time and freed with the tensor, for what allocates in a pool that is not its own.
+
+    torch.compile runs and captures a step in a pool of its CUDA graphs, where nothing may stay but the step's results.
+    """
+    token = _KEPT.set(False)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
 
 
 def scratch(use: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -112,6 +128,8 @@ def scratch(use: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.
         dtype: Of the result.
         device: Where.
     """
+    if not _KEPT.get():
+        return torch.empty(shape, dtype=dtype, device=device)
     stream = stream_of(device)(device.index)
     views = _SCRATCH.setdefault((use, device, stream, get_ident(), dtype), {})
     found = views.get(shape)

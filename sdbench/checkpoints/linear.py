@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sdbench.checkpoints.layout import GUARD, stored_shapes
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.engine.phase import current_phase, phase
+from sdbench.kernels.launching import unkept_scratch
 from sdbench.kernels.spmm import spmm
 from sdbench.kernels.spmv import bind
 from sdbench.packing import PackedWeight, StoredWeight, pack
@@ -89,7 +90,8 @@ def _weight(mask_words: Tensor, values: Tensor, numbers: list[int]) -> PackedWei
 
 @torch.library.custom_op("sdbench::spmv", mutates_args=())
 def _compiled_spmv(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int], variant: str) -> Tensor:
-    return bind(_weight(mask_words, values, numbers), variant)(x)
+    with unkept_scratch():
+        return bind(_weight(mask_words, values, numbers), variant)(x)
 
 
 @_compiled_spmv.register_fake
@@ -99,7 +101,8 @@ def _(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int], variant
 
 @torch.library.custom_op("sdbench::spmm", mutates_args=())
 def _compiled_spmm(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int]) -> Tensor:
-    return spmm(_weight(mask_words, values, numbers), x)
+    with unkept_scratch():
+        return spmm(_weight(mask_words, values, numbers), x)
 
 
 @_compiled_spmm.register_fake

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from sdbench.kernels import registry
-from sdbench.kernels.launching import scratch
+from sdbench.kernels.launching import scratch, unkept_scratch
 from sdbench.kernels.spmm.expand import Expanded
 from sdbench.kernels.spmv import problem_of
 from sdbench.packing import pack
@@ -35,6 +35,19 @@ def test_memory_is_of_a_thread() -> None:
         mine, its = place(4, 8), other.submit(place, 4, 8).result()
         assert mine != its
         assert [place(2, 8), other.submit(place, 2, 8).result()] == [mine, its] == [place(4, 8), other.submit(place, 4, 8).result()]
+
+
+def test_memory_that_is_not_kept_is_new_in_one_thread_alone() -> None:
+    ask = ("not kept", (4, 8), torch.float32, torch.device("cpu"))
+    with ThreadPoolExecutor(1) as other:
+        kept = scratch(*ask), other.submit(scratch, *ask).result()
+        with unkept_scratch():
+            with unkept_scratch():
+                new = [scratch(*ask)]
+            new.append(scratch(*ask))
+            assert other.submit(scratch, *ask).result() is kept[1]
+        assert len({memory.data_ptr() for memory in (*kept, *new)}) == 4
+        assert scratch(*ask) is kept[0]
 
 
 @pytest.mark.parametrize(
