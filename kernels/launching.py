@@ -1,7 +1,10 @@
 """What launchers share: which Triton back end is here, and sums that need a device's properties."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -95,13 +98,29 @@ def repeatable(compiled: object, grid: tuple[int, int, int], constexprs: Iterabl
     return lambda *operands, stream: run(*operands, *last, stream=stream)
 
 
-_SCRATCH: dict[tuple[str, torch.device, int, torch.dtype], dict[tuple[int, int], Tensor]] = {}
+_SCRATCH: dict[tuple[str, torch.device, int, int, torch.dtype], dict[tuple[int, int], Tensor]] = {}
+_KEPT: ContextVar[bool] = ContextVar("sdbench_scratch_kept", default=True)
+
+
+@contextmanager
+def unkept_scratch() -> Iterator[None]:
+    """Inside, a thread's scratch memory is new each time and freed with the tensor, for what allocates in a pool that is not its own.
+
+    torch.compile runs and captures a step in a pool of its CUDA graphs, where nothing may stay but the step's results.
+    """
+    token = _KEPT.set(False)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
 
 
 def scratch(use: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory of one launch, shared by the launches of a stream, which run one after the other; uninitialised.
+    """Memory of one launch, shared by a thread's launches on a stream, which run one after the other; uninitialised.
 
-    What became too small is kept where a captured CUDA graph may hold its address: not on the default stream, which cannot be captured.
+    Another thread's launches on that stream may come between the one that writes and the one that reads it. What is there outlives its
+    thread, whose captured CUDA graph may hold its address, until a thread of the same identity takes it over. What became too small is kept
+    for such a graph too: not on the default stream, which cannot be captured.
 
     Args:
         use: What for; uses do not share.
@@ -109,8 +128,10 @@ def scratch(use: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.
         dtype: Of the result.
         device: Where.
     """
+    if not _KEPT.get():
+        return torch.empty(shape, dtype=dtype, device=device)
     stream = stream_of(device)(device.index)
-    views = _SCRATCH.setdefault((use, device, stream, dtype), {})
+    views = _SCRATCH.setdefault((use, device, stream, get_ident(), dtype), {})
     found = views.get(shape)
     if found is None:
         largest = max(views.values(), key=lambda view: view.untyped_storage().nbytes(), default=None)

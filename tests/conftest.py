@@ -1,7 +1,10 @@
 """Tiny random models that every part's tests share."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -60,3 +63,41 @@ def tiny_llama() -> PreTrainedModel:
 def device() -> torch.device:
     """The GPU where there is one; else the CPU, where Triton kernels run in its interpreter."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the packed products that are launched, and "config" where one is chosen, as on a GPU that is not the current one.
+
+    Each fails unless the weight's GPU has been made the current one, as Triton launches there.
+    """
+    from sdbench.kernels import registry, spmv
+
+    inside: list[bool] = []
+    names: list[str] = []
+
+    @contextmanager
+    def guard(tensor: torch.Tensor) -> Iterator[None]:
+        inside.append(True)
+        yield
+        inside.pop()
+
+    def seen(name: str, launch: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any) -> Any:
+            assert inside, name
+            names.append(name)
+            return launch(*arguments)
+
+        return guarded
+
+    def watched(name: str, variant: registry.Variant) -> registry.Variant:
+        bind = variant.bind and (lambda weight, config: seen(name, variant.bind(weight, config)))  # type: ignore[misc]  # not None
+        return replace(variant, launch=seen(name, variant.launch), bind=bind)
+
+    for kernel in ("spmv", "spmm"):
+        monkeypatch.setattr(f"sdbench.kernels.{kernel}.elsewhere", lambda tensor: not inside)
+        monkeypatch.setattr(f"sdbench.kernels.{kernel}.at_device_of", guard)
+        monkeypatch.setattr(f"sdbench.kernels.{kernel}.choose", seen("config", spmv.choose))
+        for variant in registry.variants(kernel):
+            monkeypatch.setitem(registry._VARIANTS, (kernel, variant.name), watched(f"{kernel}/{variant.name}", variant))
+    return names

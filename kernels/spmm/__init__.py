@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sdbench.devices import at_device_of, elsewhere
 from sdbench.errors import SdbenchError
 from sdbench.kernels import registry
 from sdbench.kernels.launching import can_run
@@ -59,6 +60,10 @@ class BoundSpmm:
 
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """Multiplies ``[..., in]`` into ``[..., out]``; see :func:`spmm`."""
+        # Triton launches on the current device, where x and the weight need not be.
+        if elsewhere(x):
+            with at_device_of(x):
+                return self.multiply(x, out_dtype)
         wanted = out_dtype or x.dtype
         y = (self.found.get(x.shape) or self._find(x))(x, wanted)
         return y if y.dtype is wanted else y.to(wanted)

@@ -8,6 +8,7 @@ the other has a thread unfold whole words in registers (``unfold.py``).
 """
 
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 from weakref import ref
 
@@ -32,7 +33,7 @@ PIECE_BYTES = 50 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A launch that can be repeated.
+    """A launch that can be repeated in its thread.
 
     Attributes:
         repeat: The launch.
@@ -172,7 +173,8 @@ class Expanded:
         self._dtype, self._index, self._stream_of = packed.dtype, packed.device.index, stream_of(packed.device)
         starts = range(0, packed.out_features, config["piece"])
         self._pieces = [slice(start, min(start + config["piece"], packed.out_features)) for start in starts]
-        self._kept: list[_Kept | None] = [None] * len(self._pieces)
+        # By place of the piece, and thread whose scratch memory the dense rows are.
+        self._kept: dict[tuple[int, int], _Kept] = {}
 
     def multiply(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """``[..., out]`` = x W^T in the weight's dtype, accumulated as torch accumulates.
@@ -185,17 +187,18 @@ class Expanded:
             x = x.detach()
         if x.dtype is not self._dtype:
             x = x.to(self._dtype)
+        thread = get_ident()
         if len(self._pieces) == 1:
-            return F.linear(x, self._rows(0))
+            return F.linear(x, self._rows(0, thread))
         y = x.new_empty(*x.shape[:-1], self._packed.out_features)
         rows, found = x.reshape(-1, x.shape[-1]), y.view(-1, self._packed.out_features)
         for place, piece in enumerate(self._pieces):
-            torch.mm(rows, self._rows(place).T, out=found[:, piece])
+            torch.mm(rows, self._rows(place, thread).T, out=found[:, piece])
         return y
 
-    def _rows(self, place: int) -> Tensor:
-        """Dense rows of a piece, until the next launch."""
-        kept, mask, values = self._kept[place], self._packed.mask_words, self._packed.values
+    def _rows(self, place: int, thread: int) -> Tensor:
+        """Dense rows of a piece, until the thread's next launch."""
+        kept, mask, values = self._kept.get((place, thread)), self._packed.mask_words, self._packed.values
         # Weights that were moved, or became rows of a stack, are not where the kernel was told.
         if (
             kept is not None
@@ -207,13 +210,14 @@ class Expanded:
         ):
             kept.repeat(*kept.operands, stream=kept.stream)
             return dense
-        return self._look_up(place)
+        return self._look_up(place, thread)
 
-    def _look_up(self, place: int) -> Tensor:
+    def _look_up(self, place: int, thread: int) -> Tensor:
         packed, piece = self._packed, self._pieces[place]
         dense = scratch("expanded rows", (piece.stop - piece.start, packed.in_features), packed.dtype, packed.device)
         launch = _launch(packed, piece, dense, self._config)
-        self._kept[place] = launch and _Kept(*launch, packed.pitch, self._stream_of(self._index), ref(dense))
+        if launch:
+            self._kept[place, thread] = _Kept(*launch, packed.pitch, self._stream_of(self._index), ref(dense))
         return dense
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sdbench.devices import at_device_of, elsewhere
 from sdbench.errors import SdbenchError
 from sdbench.kernels import registry, tuned
 from sdbench.kernels.checked import trouble
@@ -53,8 +54,10 @@ def bind(packed: PackedWeight, variant: str = "auto", config: Config | None = No
     refusal = can_run(chosen.needs, packed.device) or chosen.constraint(problem)
     if refusal:
         raise SdbenchError(f"spmv variant {chosen.name}: {refusal}")
-    found = choose(packed, chosen, problem) if config is None else config
-    return BoundSpmv(packed, chosen, found, chosen.bind(packed, found) if chosen.bind else None)
+    # Triton launches on the current device, where a weight need not be; a tuned config is tried.
+    with at_device_of(packed.values):
+        found = choose(packed, chosen, problem) if config is None else config
+        return BoundSpmv(packed, chosen, found, chosen.bind(packed, found) if chosen.bind else None)
 
 
 def choose(packed: PackedWeight, variant: Variant, problem: Problem) -> Config:
@@ -113,6 +116,9 @@ class BoundSpmv:
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None, epilogue: Epilogue = NOTHING) -> Tensor:
         """Multiplies one vector; see :func:`spmv`."""
+        if elsewhere(x):
+            with at_device_of(x):
+                return self(x, out_dtype, epilogue)
         packed = self.packed
         if x.shape[-1] != packed.in_features or x.numel() != packed.in_features:
             raise SdbenchError(f"spmv multiplies one vector of {packed.in_features} elements, not a tensor of shape {tuple(x.shape)}")

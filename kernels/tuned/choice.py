@@ -126,17 +126,26 @@ def key_of(variant: Variant, problem: Problem, device: torch.device) -> Key:
 
 @cache
 def source_hash(kernel: str, kernels: Path = KERNELS) -> str:
-    """Hash of all that a kernel's variants are made of: the files of its folder, the launch helpers and the layout of the weights.
+    """Hash of all that a kernel's variants are made of: its folder's files, those of folders that they import, launch helpers and layout.
 
     Args:
         kernel: The kernel's name, as a rule its folder's; where there is no such folder, all kernels' files count.
         kernels: The folder of all kernels.
     """
     digest = hashlib.sha256()
-    ours = sorted((kernels / kernel).glob("*.py")) or sorted(kernels.rglob("*.py"))
+    ours = _sources(kernel, kernels) or sorted(kernels.rglob("*.py"))
     for path in [*ours, Path(launching.__file__), Path(packing.__file__)]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def _sources(kernel: str, kernels: Path) -> list[Path]:
+    folders = [kernel]
+    for folder in folders:
+        for path in (kernels / folder).glob("*.py"):
+            found = dict.fromkeys(re.findall(r"^(?:from|import) sdbench\.kernels\.(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+            folders += [name for name in found if name not in folders]
+    return sorted(path for folder in folders for path in (kernels / folder).glob("*.py"))
 
 
 def _order(key: Key) -> tuple[str, str, tuple[int, int], str, str, int]:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from sdbench.checkpoints.layout import GUARD, stored_shapes
-from sdbench.devices import at_device_of
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.engine.phase import current_phase, phase
+from sdbench.kernels.launching import unkept_scratch
 from sdbench.kernels.spmm import spmm
 from sdbench.kernels.spmv import bind
 from sdbench.packing import PackedWeight, StoredWeight, pack
@@ -90,7 +90,7 @@ def _weight(mask_words: Tensor, values: Tensor, numbers: list[int]) -> PackedWei
 
 @torch.library.custom_op("sdbench::spmv", mutates_args=())
 def _compiled_spmv(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int], variant: str) -> Tensor:
-    with at_device_of(x):
+    with unkept_scratch():
         return bind(_weight(mask_words, values, numbers), variant)(x)
 
 
@@ -101,7 +101,7 @@ def _(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int], variant
 
 @torch.library.custom_op("sdbench::spmm", mutates_args=())
 def _compiled_spmm(x: Tensor, mask_words: Tensor, values: Tensor, numbers: list[int]) -> Tensor:
-    with at_device_of(x):
+    with unkept_scratch():
         return spmm(_weight(mask_words, values, numbers), x)
 
 

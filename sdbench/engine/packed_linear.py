@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdbench.devices import at_device_of, elsewhere
 from sdbench.engine.phase import current_phase
 from sdbench.engine.siblings import Siblings, group
 from sdbench.errors import CheckFailed
@@ -51,9 +50,7 @@ class PackedLinear(nn.Module):
         Args:
             variant: SpMV variant.
         """
-        # Triton launches on the current device, which is not this layer's where a model is spread over several.
-        with at_device_of(self.packed.values):
-            self.spmv, self.spmm = bind(self.packed, variant), BoundSpmm(self.packed)
+        self.spmv, self.spmm = bind(self.packed, variant), BoundSpmm(self.packed)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiplies ``[..., in]`` into ``[..., out]``, in x's dtype.
@@ -61,9 +58,6 @@ class PackedLinear(nn.Module):
         Raises:
             RuntimeError: No phase is open (see :mod:`sdbench.engine.phase`): one position may be a decode step or a short prompt.
         """
-        if elsewhere(x):
-            with at_device_of(x):
-                return self.forward(x)
         phase = current_phase()
         if phase is None:
             raise RuntimeError("a PackedLinear ran outside a phase; drive the model by sdbench.engine.greedy")
@@ -207,10 +201,9 @@ def require_right(module: PackedLinear, dtype: torch.dtype, name: str, tokens: S
     generator, dense = torch.Generator(device).manual_seed(0), module.packed.unpack().double()
     for count in tokens:
         x = torch.randn(count, module.in_features, device=device, generator=generator).to(dtype)
-        with at_device_of(x):
-            # Twice: a first product looks launches up, and the second repeats them, as all later ones do.
-            _products(module, x)
-            products = _products(module, x)
+        # Twice: a first product looks launches up, and the second repeats them, as all later ones do.
+        _products(module, x)
+        products = _products(module, x)
         for what, y in products.items():
             error = relative_error(y, x.double() @ dense.T)
             if not within(error, TOLERANCE[y.dtype]):

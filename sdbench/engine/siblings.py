@@ -6,7 +6,6 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from sdbench.devices import at_device_of
 from sdbench.kernels.launching import uses_kernels
 from sdbench.kernels.spmm import FEW_TOKENS, BoundSpmm
 from sdbench.kernels.spmm.expand import pieces
@@ -34,10 +33,9 @@ class Siblings:
 
     def __init__(self, weights: Sequence[PackedWeight], variant: str = "auto"):
         self.weight = stack_rows(weights)
-        with at_device_of(self.weight.values):
-            self._spmm = BoundSpmm(self.weight)
-            # The torch reference launches nothing, and keeps an index of its own of each weight.
-            self._spmv = bind(self.weight, variant) if uses_kernels(self.weight.device) else None
+        self._spmm = BoundSpmm(self.weight)
+        # The torch reference launches nothing, and keeps an index of its own of each weight.
+        self._spmv = bind(self.weight, variant) if uses_kernels(self.weight.device) else None
         self._most = None if pieces(self.weight) == 1 else FEW_TOKENS * self.weight.in_features
         self._sizes = [weight.out_features for weight in weights]
         self._shared: tuple[ref[Tensor], list[Tensor | None]] | None = None

@@ -8,16 +8,24 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import sdbench
+from sdbench.calibrate.magnitude import keep_mask
 from sdbench.checkpoint_files import INDEX
-from sdbench.checkpoints.linear import CheckpointLinear
+from sdbench.checkpoints.linear import CheckpointLinear, _compiled_spmm, _compiled_spmv
 from sdbench.checkpoints.write import write_checkpoint
 from sdbench.engine.fused import FusedDecoder
 from sdbench.engine.greedy import greedy
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.errors import CheckFailed, SdbenchError
+from sdbench.kernels import launching
+from sdbench.kernels.registry import Config, Problem, Variant
+from sdbench.kernels.spmm import spmm
+from sdbench.packing import PackedWeight, pack
+from sdbench.pattern import Pattern
+from sdbench.timing import TOLERANCE, relative_error, within
 
 IDS = torch.tensor([[1, 5, 9, 7, 11, 4]])
 
@@ -177,6 +185,75 @@ class TestRunning:
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(x), layer(x))
         assert layer.calls == (1 if rows == 1 else 0)
+
+
+@pytest.fixture
+def splits(monkeypatch):
+    """K is split in every product that can: partial sums are memory beside the result."""
+
+    def chosen(packed: PackedWeight, variant: Variant, problem: Problem) -> Config:
+        default = variant.default(problem)
+        return {**default, "splits": 2} if "splits" in default else default
+
+    for kernel in ("spmv", "spmm"):
+        monkeypatch.setattr(f"sdbench.kernels.{kernel}.choose", chosen)
+
+
+def pruned_linear(dtype: torch.dtype, device: torch.device) -> tuple[PackedWeight, torch.Tensor]:
+    weight = torch.randn(48, 512, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    keep = keep_mask(weight, Pattern(2, 4))
+    return pack(weight, keep, Pattern(2, 4)), weight.masked_fill(~keep, 0)
+
+
+@pytest.mark.parametrize(("rows", "variant"), [(1, "lane_row"), (1, "portable"), (3, "tile"), (40, "expand")])
+def test_a_compiled_product_leaves_no_memory_behind(rows, variant, splits, device, monkeypatch):
+    """It may run in a CUDA graph's own pool, where torch allows none but results."""
+    monkeypatch.setattr(launching, "_SCRATCH", {})
+    monkeypatch.setattr("sdbench.kernels.spmm.auto_variant", lambda packed, tokens: variant)
+    packed, pruned = pruned_linear(torch.bfloat16, device)
+    x = torch.randn(rows, 512, generator=torch.Generator().manual_seed(1)).to(device, torch.bfloat16)
+    for _ in range(2):
+        if rows == 1:
+            y = _compiled_spmv(x[0], *packed.tensors, [48, 512, 2, 4], variant)
+        else:
+            y = _compiled_spmm(x, *packed.tensors, [48, 512, 2, 4])
+        assert within(relative_error(y.view(rows, 48), x.double() @ pruned.double().T), TOLERANCE[y.dtype])
+        assert not launching._SCRATCH
+    if rows > 1:
+        spmm(packed, x)
+        assert launching._SCRATCH, "others keep it"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [(1, torch.bfloat16), (1, torch.float32), (3, torch.bfloat16), (3, torch.float32), (40, torch.bfloat16)]
+)
+def test_a_captured_layer_leaves_no_memory_behind(rows, dtype, splits):
+    """Run once in its graph's pool, captured, and replayed, with another input each time; torch looks into the pool at the first two."""
+    packed, pruned = pruned_linear(dtype, torch.device("cuda"))
+    layer = CheckpointLinear(packed, None, None)
+    compiled = torch.compile(layer, mode="reduce-overhead", fullgraph=True)
+    counters.clear()
+    for seed in range(5):
+        x = torch.randn(rows, 512, generator=torch.Generator().manual_seed(seed)).to("cuda", dtype)
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.no_grad():
+            y = compiled(x)
+        assert within(relative_error(y, x.double() @ pruned.double().T), TOLERANCE[dtype]), seed
+    assert not counters["inductor"]["cudagraph_skips"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_on_a_gpu_compiled_with_partial_sums_and_dense_rows(prompts, splits, write, tiny_llama):
+    """One prompt's steps add partial sums of the SpMV; those of several expand rows, since these weights are float32."""
+    written = write(tiny_llama)
+    model = sdbench.load(written.folder, device="cuda")
+    ids = torch.cat([IDS + row for row in range(prompts)]).cuda()
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    want = written.pruned_model().cuda().generate(ids, **options)
+    assert torch.equal(model.generate(ids, **options), want)
+    assert torch.equal(model.generate(ids, **options, cache_implementation="static"), want)
 
 
 @pytest.mark.gpu

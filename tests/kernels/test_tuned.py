@@ -97,6 +97,31 @@ def test_the_source_hash_follows_the_kernels_files_alone(tmp_path: Path) -> None
     assert hashes()[0] not in (before[0], after[0])
 
 
+def test_the_source_hash_follows_what_the_kernels_files_import(tmp_path: Path) -> None:
+    """spmm loads words and adds sums as spmv does; what chooses among configs is part of neither."""
+    shutil.copytree(KERNELS, tmp_path, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    kernels = ("spmm", "spmv", "dense", "quantized")
+
+    def hashes() -> dict[str, str]:
+        source_hash.cache_clear()
+        return {kernel: source_hash(kernel, tmp_path) for kernel in kernels}
+
+    before = hashes()
+    assert before == {kernel: source_hash(kernel) for kernel in kernels} and len(set(before.values())) == len(kernels)
+    for changed, file in (
+        ({"spmm", "spmv"}, "spmv/lane_row.py"),  # imported
+        ({"spmm", "spmv"}, "spmv/chunks.py"),  # by what is imported
+        ({"spmm"}, "spmm/tile.py"),
+        ({"quantized"}, "quantized/weights.py"),
+        (set(), "tuned/choice.py"),
+    ):
+        path = tmp_path / file
+        text = path.read_text()
+        path.write_text(text + "\n")
+        assert {kernel for kernel, now in hashes().items() if now != before[kernel]} == changed, file
+        path.write_text(text)
+
+
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert tuned.cache_folder() == tmp_path / "cache" / "tuned"
     monkeypatch.delenv("SDBENCH_CACHE")
