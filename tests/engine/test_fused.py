@@ -283,8 +283,9 @@ def test_eight_bit_weights_decode_near_the_dense_ones(tiny_qwen3: PreTrainedMode
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("pruned", [False, True])
-def test_bf16_is_as_near_to_fp32_as_transformers(name: str, pruned: bool) -> None:
-    """Along one reply: the fused step's logits differ from fp32 by no more than eager bf16's do (and a little)."""
+@pytest.mark.parametrize("batch", [1, 5, 40])
+def test_bf16_is_as_near_to_fp32_as_transformers(name: str, pruned: bool, batch: int) -> None:
+    """After a prompt: the fused step's logits differ from fp32 by no more than eager bf16's do (and a little)."""
     exact, rounded = build(CONFIGS[name]).cuda(), build(CONFIGS[name]).cuda().bfloat16()
     pattern = Pattern(2, 4)
     for module_name, linear in rounded.named_modules():
@@ -295,15 +296,15 @@ def test_bf16_is_as_near_to_fp32_as_transformers(name: str, pruned: bool) -> Non
     exact.load_state_dict({key: value.float() for key, value in rounded.state_dict().items()})
     linears = {n: m for n, m in rounded.named_modules() if n.endswith("_proj")}
     weights = {n: pack(m.weight.detach(), keep_mask(m.weight, pattern), pattern) for n, m in linears.items()} if pruned else {}
-    ids = torch.tensor([[5, 9, 11, 40, 7, 3]], device="cuda")
+    ids = torch.randint(0, 128, (batch, 6), generator=torch.Generator().manual_seed(batch)).cuda()
     with torch.no_grad():
-        want = exact(input_ids=ids).logits[0, -1].double()
-        theirs = relative_error(rounded(input_ids=ids).logits[0, -1], want)
+        want = exact(input_ids=ids).logits[:, -1].double()
+        theirs = relative_error(rounded(input_ids=ids).logits[:, -1], want)
         with packed_linears(rounded, weights, "pruned"):
-            decoder = FusedDecoder(rounded, 16)
+            decoder = FusedDecoder(rounded, 16, batch=batch)
             decoder._prefill(ids[:, :-1].tolist())
-            decoder.step.start([int(ids[0, -1])], [5])
-            got = torch.zeros(1, 128, device="cuda")
+            decoder.step.start(ids[:, -1].tolist(), [5] * batch)
+            got = torch.zeros(batch, 128, device="cuda")
             decoder.step.run(got)
     ours = relative_error(got, want)
     assert ours <= 1.5 * theirs + 1e-3, (ours, theirs)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from sdbench.engine.decoders import TransformersDecoder
 from sdbench.engine.fused import FusedDecoder, Unfusable
 from sdbench.engine.packed_linear import PackedLinear
-from sdbench.engine.paths import EAGER, FUSED
+from sdbench.engine.paths import COMPILED, EAGER, FUSED, FUSED_GRAPH, GRAPH
 from sdbench.errors import CheckFailed, UsageError
 from sdbench.models import resolve_model
 from sdbench.pattern import Pattern
@@ -29,9 +29,10 @@ from sdbench.suites.runs import read_run
 def options(folder: Path, **changes: Any) -> DecodeOptions:
     cpu = torch.device("cpu")
     spec = resolve_model(f"random:{folder}", None, cpu)
-    standard: dict[str, Any] = {"patterns": (Pattern(2, 4),), "contexts": (4,), "tokens": 5, "repeats": 1, "warmup_tokens": 0}
+    standard: dict[str, Any] = {"device": cpu, "dtype": torch.float32}
+    standard |= {"patterns": (Pattern(2, 4),), "contexts": (4,), "tokens": 5, "repeats": 1, "warmup_tokens": 0}
     standard |= {"baselines": False, "profiled": False, "targets": (), "ignore": (), "seed": 0}
-    return DecodeOptions(spec=spec, device=cpu, dtype=torch.float32, **standard | changes)
+    return DecodeOptions(spec=spec, **standard | changes)
 
 
 @pytest.fixture
@@ -86,6 +87,16 @@ def test_rows_of_several_prompts(
     monkeypatch.setattr(suite, "load_model", None)
     with RunDirectory.open(tmp_path / "run", "decode", wanted.arguments(), {}) as directory:
         assert measure(wanted, directory) == rows
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_every_way_takes_several_prompts(folder: Path) -> None:
+    """In bf16, whose products of several tokens run on the matrix units."""
+    rows = measure(options(folder, batches=(4, 40), baselines=True, device=torch.device("cuda"), dtype=torch.bfloat16))
+    ways = [("dense", FUSED_GRAPH), ("dense", COMPILED), ("dense", GRAPH), ("2:4", FUSED_GRAPH)]
+    found = [(row["arm"], row["path"], row["batch"], row["outcome"], row["reason"]) for row in rows]
+    assert sorted(found) == sorted((*way, batch, "correct", None) for way in ways for batch in (4, 40))
+    assert all(row["speedup"] > 0 and row["capture"] if row["path"] == FUSED_GRAPH else row["speedup"] for row in rows)
 
 
 def test_what_has_no_fused_step_is_decoded_by_transformers(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from sdbench.calibrate.select import select_linears
 from sdbench.engine.decoders import TransformersDecoder, named
 from sdbench.engine.fused import FusedDecoder
 from sdbench.engine.packed_linear import packed_linears
-from sdbench.engine.paths import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH
+from sdbench.engine.paths import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH, SHORT
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.models import load_model, resolve_model
 from sdbench.packing import pack
@@ -27,7 +27,6 @@ from sdbench.pattern import Pattern
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.decode import suite
-from sdbench.suites.decode.batches import SHORT
 from sdbench.suites.decode.options import DecodeOptions
 from sdbench.suites.decode.profile import kind_of, shares
 from sdbench.suites.decode.prompts import in_turn
