@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sdbench.engine.paths import SHORT
+from sdbench.engine.paths import MERGED, SHORT
 from sdbench.suites.metrics import crossover
 from sdbench.suites.runs import Table
 from sdbench.tables import Column
@@ -52,8 +52,8 @@ def batch_table(rows: Sequence[Row]) -> Table:
     several = {way_of(row) for row in rows if batch_of(row) > 1 and ":" in row["arm"] and row["decode_rate"]} - {"fused"}
     if several:
         lines.append(
-            f"several pruned prompts by transformers' step ({', '.join(sorted(several))}): packed linears of one input are one product "
-            "there and dense ones are not, which is a part of x dense; one prompt has the fused step, so that its line is of another loop"
+            f"several pruned prompts by transformers' step ({', '.join(sorted(several))}): {MERGED}; one prompt has the fused step, so "
+            "that its line is of another loop"
         )
     return Table("several prompts at once", columns, cells, lines)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from sdbench.engine.paths import MERGED
 from sdbench.suites.decode.batches import batch_of, batch_table, way_of
 from sdbench.suites.memory import memory_table
 from sdbench.suites.runs import Report, SavedRun, Table, measured
@@ -71,7 +72,7 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
         count = max(row["devices"] for row in everything)
         lines.append(
             f"--device-map {arguments['device_map']}: the model lies on {count} GPUs, which work one after the other; eager "
-            "forwards are bound by launches, and the ceiling is that of one GPU's bandwidth"
+            f"forwards are bound by launches, and the ceiling is that of one GPU's bandwidth; {MERGED}"
         )
     if all(row["ceiling"] is None for row in everything):
         lines.append("no GPU: rates say nothing about GPU speed, and there is no ceiling")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sdbench.engine.paths import loop_of
+from sdbench.engine.paths import EAGER, GRAPH, MERGED, loop_of
 from sdbench.results import with_status
 from sdbench.suites.e2e.arms import INT8, is_timed
 from sdbench.suites.e2e.tables import behaviour_table, fidelity_table, harness_table, layer_table
@@ -152,6 +152,8 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
         if arm["path"] and arm["path"] != path:
             why = f" ({arm['path_reason']})" if arm["path_reason"] else ""
             lines.append(f"another decode loop on {arm['arm']}: {arm['path']}{why}")
+    if arguments.get("device") == "cuda" and any(arm["pattern"] and arm["path"] in (GRAPH, EAGER) for arm in arms):
+        lines.append(f"decoded by transformers' own forward: {MERGED}")
     others = [f"{name} {rate:.1f} tok/s" for name, rate in arms[0]["baselines"].items() if rate]
     if len(others) > 1:
         lines.append(f"dense baselines of this run, speed-ups are over the fastest: {', '.join(others)}")
