@@ -119,16 +119,15 @@ def measured(row: Row) -> Row:
     return {name: value for name, value in row.items() if name not in ("record", "attempt")}
 
 
-def read_run(path: Path, checked: bool = True) -> SavedRun:
+def read_run(path: Path) -> SavedRun:
     """Reads a run directory, finished or not; a torn last line is dropped with a warning.
 
     Args:
         path: The folder.
-        checked: Refuse a line that lacks what reports and resumed runs read; else it is left to the caller.
 
     Raises:
         UsageError: The path is none.
-        SdbenchError: One of its files is damaged.
+        SdbenchError: One of its files is damaged, or a line lacks what reports, comparisons and resumed runs read.
     """
     try:
         content = (path / "run.json").read_bytes()
@@ -141,10 +140,7 @@ def read_run(path: Path, checked: bool = True) -> SavedRun:
         raise SdbenchError(f"{path / 'run.json'} is no {RUN_SCHEMA} record ({first_fault(error)}); restore it or run again") from error
     if record.outcome == "complete" and not (path / "rows.jsonl").exists():
         raise SdbenchError(f"{path / 'run.json'} says complete, but {path / 'rows.jsonl'} is missing; restore it or run again")
-    rows, samples = (
-        read_jsonl(path / name, fault if checked else None) if (path / name).exists() else []
-        for name, fault in faults_of(record.command).items()
-    )
+    rows, samples = (read_jsonl(path / name, fault) if (path / name).exists() else [] for name, fault in faults_of(record.command).items())
     if record.outcome == "complete" and not rows:
         raise SdbenchError(f"{path / 'run.json'} says complete, but {path / 'rows.jsonl'} holds no row; restore it or run again")
     if record.outcome == "complete" and record.rows is not None and len(rows) < record.rows:

@@ -8,7 +8,7 @@ import pytest
 ARGUMENTS = {"model": "demo", "pattern": "2:4", "method": "wanda", "calib": ["decode"], "validation_examples": 2}
 
 
-FIGURES = ("decode_rate", "speedup", "ceiling", "peak_bytes", "path", "quality")
+FIGURES = ("equal_tokens", "decode_rate", "speedup", "ceiling", "peak_bytes", "path", "quality")
 UNTIMED = dict.fromkeys((*FIGURES, *(f"{name}_reason" for name in FIGURES), "decode_rate_spread", "decode_rate_note", "variant"))
 
 
