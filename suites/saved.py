@@ -1,14 +1,15 @@
 """What the lines of a run directory must hold to be read back: checked where they are read, so that the rest may rely on it.
 
 A line may hold more, and of a kind of row that is not named here only the attempt counts. A figure that was not to be had is null, never
-left out.
+left out, and what came of it is null too.
 """
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from sdbench.results import Fault, first_fault
 
@@ -23,13 +24,28 @@ KEYS = {
 }
 """Kind of row -> the fields that say what was measured."""
 
-Number = int | float
+Count = Annotated[int, Field(ge=0)]
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""A time, rate, size or share; one that was NaN is null."""
+
+Memory = dict[str, Annotated[float, Field(allow_inf_nan=False)] | str | None]
+"""Bytes, of which some are differences of what was in use, and reasons."""
 
 
 class _Line(BaseModel):
     model_config = ConfigDict(strict=True)
 
+    comes_of: ClassVar[Mapping[str, str]] = {}
+    """Field -> the figure that it comes of: where the field is neither null nor 0, that one is not null."""
+
     attempt: int = 1
+
+    @model_validator(mode="after")
+    def _require_origins(self) -> Self:
+        for name, origin in self.comes_of.items():
+            if getattr(self, name) and getattr(self, origin) is None:
+                raise PydanticCustomError("null", "{origin}: null, though {name} is not", {"origin": origin, "name": name})
+        return self
 
 
 class Spread(BaseModel):
@@ -57,6 +73,8 @@ class Trial(_Line):
 class Result(_Line):
     """A kernel variant on a shape."""
 
+    comes_of = {"gbps": "us"}
+
     kernel: str
     variant: str
     pattern: str | None
@@ -64,6 +82,7 @@ class Result(_Line):
     shape: list[int]
     of_shape: list[int]
     dtype: str
+    tokens: Count = 1
     config: dict[str, int]
     outcome: str
     error: Number | None
@@ -72,8 +91,8 @@ class Result(_Line):
     message: str | None
     gbps: Number | None
     roofline: Number | None
-    configs: int
-    outcomes: dict[str, int]
+    configs: Count
+    outcomes: dict[str, Count]
     config_source: str | None = None
     compile_seconds: Number | None = None
 
@@ -81,6 +100,9 @@ class Result(_Line):
 class Chain(_Line):
     """Layers in one graph."""
 
+    comes_of = {"gbps": "us"}
+
+    kernel: str
     variant: str
     pattern: str | None
     layers: int
@@ -88,34 +110,40 @@ class Chain(_Line):
     us: Spread | None
     us_reason: str | None
     speedup: dict[str, Number | None]
+    gbps: Number | None = None
 
 
 class Arm(_Line):
     """An arm of an end-to-end run."""
 
+    comes_of = {"decode_rate_spread": "decode_rate", "examples": "eos", "graded": "answer_match"}
+
     arm: str
     pattern: str | None
     method: str | None
-    examples: int
-    answer_match: int | None
-    eos: int | None
-    truncated: int | None
+    examples: Count
+    graded: Count = 0
+    answer_match: Count | None
+    eos: Count | None
+    truncated: Count | None
+    matches: dict[str, bool | None] | None = None
     quality_reason: str | None
+    equal_tokens: Count | None
     decode_rate: Number | None
     decode_rate_spread: Spread | None
     decode_rate_note: str | None
     speedup: Number | None
     speedup_reason: str | None
     variant: str | None
-    kernel_calls: int
-    expected_kernel_calls: int
+    kernel_calls: Count
+    expected_kernel_calls: Count
     ceiling: Number | None
     ceiling_reason: str | None
     peak_bytes: Number | None
     peak_bytes_reason: str | None
     path: str | None
     path_reason: str | None
-    memory: dict[str, Number | str | None] | None = None
+    memory: Memory | None = None
 
 
 class Fidelity(_Line):
@@ -124,7 +152,7 @@ class Fidelity(_Line):
     arm: str
     prefill: str
     example: str
-    positions: int
+    positions: Annotated[int, Field(ge=1)]
     kl: Number
     agreement: Number
     first_divergence: int | None
@@ -158,9 +186,12 @@ class Pruned(_Line):
 class Decode(_Line):
     """A way to decode at a context length."""
 
+    comes_of = {"ms_per_token": "decode_rate"}
+
     arm: str
     path: str
     context: int
+    tokens: Count
     outcome: str
     reason: str | None
     decode_rate: Spread | None
@@ -171,8 +202,8 @@ class Decode(_Line):
     of_ceiling: Number | None
     kernels: int | None
     ttft_ms: Number | None
-    capture: dict[str, Number] | None
-    memory: dict[str, Number | str | None] | None
+    capture: Memory | None
+    memory: Memory | None
     profile: dict[str, dict[str, Number]] | None
 
 
@@ -200,13 +231,14 @@ class Sample(_Line):
 
     arm: str
     example: str
+    prompt_hash: str
     ids: list[int]
     match: bool | None
     eos: bool
     truncated: bool
-    tokens: int
-    kernel_calls: int
-    expected_kernel_calls: int
+    tokens: Count
+    kernel_calls: Count
+    expected_kernel_calls: Count
 
 
 KINDS: dict[str, type[_Line]] = {

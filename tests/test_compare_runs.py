@@ -25,8 +25,11 @@ def write(repository: Path, p50: float) -> None:
         "schema": "sdbench.run/1", "command": "kernels", "arguments": {"seed": 0}, "environment": {"gpu": {"name": "H200"}},
         "versions": {}, "git": None, "created": "2026-12-01T00:00:00+00:00", "outcome": "complete",
     }  # fmt: skip
-    row = {"record": "result", "kernel": "spmv", "variant": "a", "pattern": "2:4", "layer": "o", "of_shape": [8, 8], "dtype": "bf16"}
-    row |= {"outcome": "correct", "us": {"p20": p50 - 0.1, "p50": p50, "p80": p50 + 0.1}}
+    row = {
+        "record": "result", "kernel": "spmv", "variant": "a", "pattern": "2:4", "layer": "o", "shape": [8, 8], "of_shape": [8, 8],
+        "dtype": "bf16", "config": {}, "outcome": "correct", "error": 1e-7, "us": {"p20": p50 - 0.1, "p50": p50, "p80": p50 + 0.1},
+        "us_reason": None, "message": None, "gbps": 1.0, "roofline": None, "configs": 1, "outcomes": {"correct": 1},
+    }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(record))
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
 

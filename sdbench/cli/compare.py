@@ -59,7 +59,7 @@ def command(base: Path, new: Path, fail_over: float, as_json: bool) -> None:
     from sdbench.suites.runs import read_run
     from sdbench.tables import render_table
 
-    found = compare(read_run(base, checked=False), read_run(new, checked=False), fail_over)
+    found = compare(read_run(base), read_run(new), fail_over)
     if as_json:
         sys.stdout.write(strict_json(found.document(), indent=2) + "\n")
     else:

@@ -34,7 +34,7 @@ def test_csv_has_a_column_a_figure(sdbench, checkpoint, tmp_path):
     model = checkpoint()
     assert sdbench("decode", "--model", f"random:{model}", *SHORT, "--output", "run").code == 0
     rows = read_jsonl(tmp_path / "run/rows.jsonl")
-    rows[0] |= {"profile": {"pruned products": {"us": 1.5, "launches": 4.0}}, "decode_rate": None}
+    rows[0] |= {"profile": {"pruned products": {"us": 1.5, "launches": 4.0}}, "decode_rate": None, "ms_per_token": None}
     (tmp_path / "run/rows.jsonl").write_text("".join(strict_json(row) + "\n" for row in rows))
     assert sdbench("report", "run", "--format", "csv", "--output", "rows.csv").code == 0
     dense, pruned = read_csv(tmp_path / "rows.csv").to_dict("records")

@@ -13,7 +13,7 @@ def test_a_plot_of_the_runs_rows(sdbench, timed_run, tmp_path):
     assert done.code == 0, done.err
     assert (tmp_path / "run/plots/roofline.svg").read_text().count("<svg") == 1
     (tmp_path / "run/plots/roofline.svg").unlink()
-    timed_run(us=None)
+    timed_run(us=None, gbps=None)
     untimed = sdbench(*call)
     assert untimed.code == 5
     assert untimed.err.splitlines()[-1] == "sdbench: error: nothing to plot in run/plots/roofline.svg: no row has a timing"

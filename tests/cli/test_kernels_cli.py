@@ -124,7 +124,7 @@ def test_slower_than_asked_for(sdbench, timed_run):
     slower = sdbench(*TIMED, "--min-speedup", 1.6)
     assert slower.code == 4 and slower.err.splitlines()[-1] == "sdbench: error: slower than --min-speedup 1.6: 1.50 over the fastest dense"
     assert "2:4: sum of 1 shape 2.0 us, 2.00x over F.linear, 1.50x over the fastest dense" in slower.out
-    timed_run(us=None)
+    timed_run(us=None, gbps=None)
     untimed = sdbench(*TIMED, "--min-speedup", 1.5)
     assert untimed.code == 4 and untimed.err.splitlines()[-1] == "sdbench: error: slower than --min-speedup 1.5: no timings"
 

@@ -16,7 +16,7 @@ given = dict(part.removeprefix("--").split("=", 1) for part in sys.argv[2:])
 output, task = Path(given.pop("output")), given["task"]
 ARM = {
     "record": "arm", "arm": "dense", "pattern": None, "method": None, "examples": 2, "answer_match": 1, "eos": 2, "truncated": 0,
-    "quality_reason": None, "decode_rate": 10.0, "decode_rate_spread": None, "decode_rate_note": None, "speedup": None,
+    "quality_reason": None, "equal_tokens": 4, "decode_rate": 10.0, "decode_rate_spread": None, "decode_rate_note": None, "speedup": None,
     "speedup_reason": None, "variant": None, "kernel_calls": 0, "expected_kernel_calls": 0, "ceiling": None, "ceiling_reason": None,
     "peak_bytes": None, "peak_bytes_reason": None, "path": None, "path_reason": None,
 }  # fmt: skip
