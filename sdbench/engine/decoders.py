@@ -86,8 +86,8 @@ def fastest(model: Any, packed: Mapping[str, PackedLinear], max_positions: int) 
     if on_gpu:
         try:
             return named(GRAPH, model, packed, max_positions), GRAPH, reason
-        except SdbenchError as error:
-            reason = f"{reason}; {error}"
+        except (SdbenchError, TritonError, torch.OutOfMemoryError) as error:
+            reason = f"{reason}; {' '.join(str(error).split())[:300]}"
     return named(EAGER, model, packed, max_positions), EAGER, reason
 
 
