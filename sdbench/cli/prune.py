@@ -18,6 +18,7 @@ from sdbench.cli.options import (
     json_option,
     model_dtype_option,
     model_option,
+    no_room,
 )
 from sdbench.cli.profiles import given_options
 from sdbench.cli.pruned import prune_document, prune_lines, shard_lines
@@ -201,9 +202,7 @@ def command(
     except KeyboardInterrupt as error:
         raise SdbenchError(f"interrupted; the same command goes on with what is in {work}", ExitCode.INTERRUPTED) from error
     except OutOfMemoryError as error:
-        what = " ".join(str(error).split())[:150]
-        advice = "use a smaller --batch-size for replies, fewer --calibration-tokens, --stream, or a larger GPU"
-        raise SdbenchError(f"out of GPU memory ({what}); {advice}; what is finished is in {work}") from error
+        raise no_room(error, "prune", f"what is finished is in {work}") from error
     if run_directory:
         # It may be the user's, with other files in it.
         for file in outcome.files:
