@@ -152,9 +152,6 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
     others = [f"{name} {rate:.1f} tok/s" for name, rate in arms[0]["baselines"].items() if rate]
     if len(others) > 1:
         lines.append(f"dense baselines of this run, speed-ups are over the fastest: {', '.join(others)}")
-    for name, rate in (arms[0].get("alternatives") or {}).items():
-        if rate:
-            lines.append(f"what needs no pruning: {name} {rate:.1f} tok/s")
     for name, reason in (arms[0].get("baselines_reason") or {}).items():
         lines.append(f"not timed: {name} ({reason})")
     failed = [arm for arm in arms if arm.get("outcome")]
