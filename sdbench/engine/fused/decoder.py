@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from sdbench.engine.fused.plan import Unfusable, plan
+from sdbench.engine.fused.products import Rounding
 from sdbench.engine.fused.step import FusedStep
 from sdbench.engine.greedy import Reply, broken_logits, cache_keyword, check_request, clock, position_limit
 from sdbench.engine.phase import phase
@@ -48,7 +49,7 @@ class FusedDecoder:
     Args:
         model: A transformers causal language model in eval mode, packed linears in place where it is pruned.
         max_positions: Prompt and reply together must fit this many.
-        quantized: ``"int8"`` or ``"fp8"`` for weight-only 8-bit linears in decode steps.
+        quantized: ``"int8"`` for weight-only 8-bit linears in decode steps.
         capture: Capture a CUDA graph; False runs the kernels one by one (a CPU, tests).
         verify: Compare one step with transformers' own first.
 
@@ -63,7 +64,7 @@ class FusedDecoder:
         Unfusable: The model is not built as the fused step is, or a step of it gives other logits than transformers.
     """
 
-    def __init__(self, model: Any, max_positions: int, *, quantized: str | None = None, capture: bool = True, verify: bool = True):
+    def __init__(self, model: Any, max_positions: int, *, quantized: Rounding | None = None, capture: bool = True, verify: bool = True):
         self.model = model
         self.max_positions = min(max_positions, position_limit(model) or max_positions)
         self.step = FusedStep(plan(model), self.max_positions, self.max_positions, quantized=quantized)

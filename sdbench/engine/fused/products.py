@@ -1,7 +1,7 @@
 """The linears of a fused step: several of one input as one product, written as partial sums that the next kernel adds."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from sdbench.packing import joined, stack_rows
 Sums = dict[tuple[int, int], Tensor]
 """float32 ``[splits, out]`` by that shape: few enough to stay in the cache, where one a product would be written out to memory."""
 
+Rounding = Literal["int8"]
+"""How a step's dense weights are rounded: of the 8-bit kernels the one that is measured in a step."""
+
 
 class Product:
     """sums = W x, split over K where the kernel splits it.
@@ -24,7 +27,7 @@ class Product:
     Args:
         linears: Linears of one input, whose rows follow one another.
         sums: Buffers by their shape ``(splits, out)``, which products that run one after the other share; a missing one is added.
-        quantized: ``"int8"`` or ``"fp8"`` to round a dense weight to 8 bits; None to leave it.
+        quantized: ``"int8"`` to round a dense weight to 8 bits; None to leave it.
 
     Attributes:
         sums: float32 ``[splits, out]``, the result of the last call.
@@ -37,7 +40,7 @@ class Product:
         Unfusable: Some of the linears are packed and others are not, or in different ways.
     """
 
-    def __init__(self, linears: Sequence[Linear], sums: Sums, quantized: str | None = None):
+    def __init__(self, linears: Sequence[Linear], sums: Sums, quantized: Rounding | None = None):
         packed = [linear.packed for linear in linears if isinstance(linear, PackedLinear)]
         if packed and len(packed) < len(linears):
             raise Unfusable("no fused step: some of the linears of one input are pruned and others are not")
@@ -79,7 +82,7 @@ class Product:
         self.calls += 1
         return self.sums
 
-    def _candidates(self, problem: Problem, quantized: str | None) -> list[Variant]:
+    def _candidates(self, problem: Problem, quantized: Rounding | None) -> list[Variant]:
         if not self.packed:
             return [registry.find("quantized", quantized) if quantized else registry.find("dense", "gemv")]
         for names in ((("spmv_partial", "lane_row_nibble"), ("spmv_partial", "lane_row")), (("spmv", "portable"),)):

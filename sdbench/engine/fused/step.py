@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sdbench.engine.fused.plan import LayerPlan, Plan
-from sdbench.engine.fused.products import Product, Sums
+from sdbench.engine.fused.products import Product, Rounding, Sums
 from sdbench.kernels.decode.attention import Attention, slices_for
 from sdbench.kernels.decode.gate import gate
 from sdbench.kernels.decode.head import LOWEST, SLOTS, advance, head
@@ -18,7 +18,7 @@ TILE = 32
 
 
 class _Layer:
-    def __init__(self, part: LayerPlan, attention: Attention, sums: Sums, quantized: str | None):
+    def __init__(self, part: LayerPlan, attention: Attention, sums: Sums, quantized: Rounding | None):
         self.input_gamma, self.post_gamma = part.input_gamma, part.post_gamma
         self.attention = attention
         self.qkv, self.o = Product(part.qkv, sums, quantized), Product([part.o], sums, quantized)
@@ -32,8 +32,7 @@ class FusedStep:
         plan: The model.
         length: Positions of the static cache.
         most_ids: Most tokens of a reply after its first.
-        quantized: ``"int8"`` or ``"fp8"`` for a dense model with weight-only 8-bit linears.
-        slices: Slices of attention; None for what suits the device and the length.
+        quantized: ``"int8"`` for a dense model with weight-only 8-bit linears.
 
     Attributes:
         token: int64 ``[1]``, the step's input and then its output.
@@ -44,25 +43,17 @@ class FusedStep:
         values: As ``keys``.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        length: int,
-        most_ids: int,
-        *,
-        quantized: str | None = None,
-        slices: int | None = None,
-    ):
+    def __init__(self, plan: Plan, length: int, most_ids: int, *, quantized: Rounding | None = None):
         self.plan = plan
         heads, device = plan.heads, plan.device
         self._dependent = capability(device) >= 90
         shape = len(plan.layers), heads.key_value, length, heads.size
         self.keys, self.values = (torch.zeros(shape, dtype=plan.dtype, device=device) for _ in range(2))
-        self.slices = slices or slices_for(length, heads.key_value, sm_count(device), TILE)
+        self._slices = slices_for(length, heads.key_value, sm_count(device), TILE)
         cos, sin = plan.angles(length)
         sums: Sums = {}
         self._layers = [
-            _Layer(part, Attention(heads, part.attention, keys, values, cos, sin, self.slices, TILE, self._dependent), sums, quantized)
+            _Layer(part, Attention(heads, part.attention, keys, values, cos, sin, self._slices, TILE, self._dependent), sums, quantized)
             for part, keys, values in zip(plan.layers, self.keys, self.values, strict=True)
         ]
         # Inputs of products as the kernels were tuned for, and as transformers has them; fp16 has no room for a vector before its scaling.
@@ -85,7 +76,7 @@ class FusedStep:
     @property
     def kernels(self) -> int:
         """Launches of a step on a GPU."""
-        return len(self._layers) * (8 + (self.slices > 1)) + 3
+        return len(self._layers) * (8 + (self._slices > 1)) + 3
 
     def start(self, token: int, position: int) -> None:
         """Puts a reply's first token in place; the cache holds every position before it."""
