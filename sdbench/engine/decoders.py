@@ -24,7 +24,7 @@ class Decoder(Protocol):
     """Greedy replies at batch 1.
 
     Attributes:
-        pruned_products: Pruned products that a decode step makes.
+        pruned_products: Pruned products that a decode step makes, each of which counts a call.
         variants: Names of the SpMV variants that they run, sorted.
     """
 
@@ -33,7 +33,7 @@ class Decoder(Protocol):
 
     @property
     def calls(self) -> int:
-        """Launches of pruned products so far."""
+        """Rows of decode steps that came through each pruned product so far; one product may be for several linears."""
 
     def reply(self, prompt: Sequence[int], *, max_new_tokens: int, eos_ids: Collection[int], ignore_eos: bool = False) -> Reply:
         """See :func:`sdbench.engine.greedy.greedy`."""
@@ -55,7 +55,7 @@ class TransformersDecoder:
 
     @property
     def calls(self) -> int:
-        """Launches of packed linears so far, through whatever ran them."""
+        """Rows of decode steps that came through the forward of each packed linear so far, in whatever launches they were multiplied."""
         return sum(module.calls for module in self._packed.values())
 
     def reply(self, prompt: Sequence[int], *, max_new_tokens: int, eos_ids: Collection[int], ignore_eos: bool = False) -> Reply:

@@ -212,7 +212,7 @@ def require_some(arms: Sequence[Row]) -> None:
 
 
 def wrong_calls(arms: Sequence[Row]) -> list[str]:
-    """Arms whose SpMV launches are not pruned linears x decode steps, one line each."""
+    """Arms of which a decode step went round a packed weight (calls are not pruned products x decode steps), one line each."""
     return [
         f"{arm['arm']}: {arm['kernel_calls']} kernel calls, {arm['expected_kernel_calls']} expected"
         for arm in arms

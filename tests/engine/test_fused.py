@@ -60,7 +60,7 @@ def test_ids_are_those_of_transformers(name: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("ignored", [(), ("v_proj", "k_proj", "q_proj")])
-def test_pruned_ids_and_launches(ignored: tuple[str, ...], tiny_qwen3: PreTrainedModel, device: torch.device) -> None:
+def test_pruned_ids_and_calls(ignored: tuple[str, ...], tiny_qwen3: PreTrainedModel, device: torch.device) -> None:
     model, pattern = tiny_qwen3.to(device), Pattern(2, 4)
     linears = {n: m for n, m in model.named_modules() if n.endswith("_proj") and not n.endswith(ignored or ("none",))}
     weights = {name: pack(linear.weight.detach(), keep_mask(linear.weight, pattern), pattern) for name, linear in linears.items()}

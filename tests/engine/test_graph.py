@@ -75,7 +75,7 @@ def test_the_compiled_step_is_one_graph_for_all_positions(tiny_qwen3: PreTrained
 
 @pytest.mark.gpu
 def test_captured_dense_and_packed(tiny_qwen3: PreTrainedModel, tiny_llama: PreTrainedModel) -> None:
-    """CASES 17 on a graph; SpMV launches are counted at each replay."""
+    """CASES 17 on a graph; rows through packed linears are counted at each replay."""
     pattern = Pattern(2, 4)
     for model in (tiny_qwen3.cuda(), tiny_llama.cuda()):
         assert replies(model, GraphForward(model, 32)) == replies(model, None)

@@ -56,7 +56,7 @@ class FusedDecoder:
     Attributes:
         step: The step itself.
         captured: Cost of the graph; None without one.
-        calls: Launches of pruned products so far.
+        calls: Calls of pruned products so far, in steps whose tokens count.
         pruned_products: Pruned products that a decode step makes.
         variants: Names of the SpMV variants that they run, sorted.
 
@@ -109,7 +109,7 @@ class FusedDecoder:
                 raise broken_logits(number + 2, 0)
         ids = (first, *rest)
         if steps:
-            # Steps past an EOS that was seen late made as many launches each, and do not count.
+            # Steps past an EOS that was seen late made as many calls each, and do not count.
             self.calls += (sum(product.calls for product in self._pruned) - before) * len(rest) // steps
         return Reply(
             ids=ids,

@@ -34,7 +34,7 @@ class Product:
         packed: Whether the weight is a packed one.
         nbytes: Bytes that a call reads of the weight.
         variant: Name of the kernel variant that multiplies.
-        calls: Launches so far.
+        calls: Calls so far, those that a graph replays too.
 
     Raises:
         Unfusable: Some of the linears are packed and others are not, or in different ways.
