@@ -252,8 +252,6 @@ class RunDirectory:
             directory.mkdir(parents=True, exist_ok=True)
             lock = lock_directory(directory)
             try:
-                for draft in directory.glob(".*.tmp"):
-                    draft.unlink()  # of a process that was killed as it wrote
                 git = git_state()
                 fresh = RunRecord(
                     schema=RUN_SCHEMA,
@@ -266,6 +264,10 @@ class RunDirectory:
                     created=_now(),
                 )
                 run = cls(directory, _earlier(directory, fresh) or fresh, lock, faults or {}, made)
+                # What a process that was killed as it wrote left of a run's own files; others may be the user's.
+                for name in ("run.json", "report.md", "replies.jsonl"):
+                    for draft in directory.glob(f".{name}.[0-9]*.tmp"):
+                        draft.unlink()
                 run._start(fresh)
             except BaseException:
                 os.close(lock)

@@ -74,6 +74,7 @@ class PruneOutcome:
         model_bytes: Memory in use once the model was loaded, of the same kind.
         speed: What calibration took, see `calibration_speed`.
         streaming: What a streamed model took, see `streamed`; None for one that was loaded whole.
+        files: The pruned layers' files in the work folder, which the checkpoint holds now.
     """
 
     provenance: Provenance
@@ -85,6 +86,7 @@ class PruneOutcome:
     model_bytes: int
     speed: dict[str, Any]
     streaming: dict[str, Any] | None
+    files: list[Path]
 
 
 def run(
@@ -106,7 +108,7 @@ def run(
         shards: Statistics that were collected already, and fit (see `require_fitting`); without any the model is calibrated here.
 
     Raises:
-        UsageError: A pattern or width that doesn't fit, or an output that is there already.
+        UsageError: A pattern or width that does not fit, or an output, or in the work folder a layer, that is there already.
         SdbenchError: Not enough disk, a damaged model, calibration without rows, NaN or Inf.
         CheckFailed: Shards of another model.
     """
@@ -142,7 +144,8 @@ def run(
         )
     resumed = len(linears) - len(pruner.remaining)
     speed = calibration_speed(stages, made["report"], resumed)
-    return PruneOutcome(provenance, sum(sizes), size, resumed, stages.seconds, peak, model_bytes, speed, streamed(loaded, stages))
+    streaming, files = streamed(loaded, stages), [*pruner.files.values()]
+    return PruneOutcome(provenance, sum(sizes), size, resumed, stages.seconds, peak, model_bytes, speed, streaming, files)
 
 
 def require_source(work: RunDirectory, source: Source) -> None:
@@ -232,6 +235,8 @@ class _Pruner:
     ):
         self.options, self.loaded, self.linears, self.work, self.progress, self.stages = options, loaded, linears, work, progress, stages
         self.files = {name: work.path / f"layer-{number:05d}.safetensors" for number, name in enumerate(linears)}
+        if not work.rows and (foreign := next((file for file in self.files.values() if file.exists()), None)):
+            raise UsageError(f"{foreign} is there already, and no layer that this run pruned; choose another --run-directory")
         done = {row["layer"] for row in work.rows if row["record"] == "layer" and _is_whole(self.files[row["layer"]])}
         if options.sequential:
             # The layers of a block are pruned from one look at the block as it was: a block that was left half done begins anew.

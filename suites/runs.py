@@ -104,6 +104,25 @@ def origins(directory: RunDirectory | None) -> list[str]:
     return SavedRun(directory.path, directory.record, directory.rows, directory.samples).origins() if directory else []
 
 
+def require_same_gpu(directory: RunDirectory) -> None:
+    """Refuses to go on in a run directory whose rows come from another GPU.
+
+    Raises:
+        SdbenchError: They do; names both.
+    """
+    record = directory.record
+    present = _gpu(record.found(len(record.audit))["environment"])
+    for number in {row.get("attempt", 1) for row in directory.rows}:
+        earlier = _gpu(record.found(number)["environment"])
+        if earlier != present:
+            raise SdbenchError(f"{directory.path} holds rows of {earlier}, and this is {present}; choose another --output")
+
+
+def _gpu(environment: dict[str, Any]) -> str:
+    gpu = environment.get("gpu")
+    return f"{gpu['name']} ({gpu['capability']})" if gpu else "no GPU"
+
+
 def last_of(records: Sequence[Row], *key: str) -> list[Row]:
     """Of several records with the same key the last, at the place of the first."""
     return list({strict_json([record.get(name) for name in key]): record for record in records}.values())

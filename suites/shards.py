@@ -1,8 +1,10 @@
 """``sdbench prune --shard`` and ``--devices``: statistics of a share of the examples, by as many processes as there are devices."""
 
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -139,6 +141,21 @@ def collect_on(
     return read_shards(folder)
 
 
+def remove_collected(folder: Path, count: int) -> None:
+    """Removes the shards that `collect_on` made, and the folder if it held nothing else; a shard that was there before it stays."""
+    for number in range(1, count + 1):
+        shard = shard_folder(folder, Shard(number, count))
+        if (work := _work_folder(shard)).is_dir():
+            shutil.rmtree(shard)
+            shutil.rmtree(work)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _work_folder(shard: Path) -> Path:
+    return shard.with_name(f"{shard.name}.work")
+
+
 def _collect(options: PruneOptions, examples: Sequence[DataExample] | None, folder: Path, device: str) -> None:
     """One process's part of `collect_on`."""
     target = resolve_device(device)
@@ -146,7 +163,7 @@ def _collect(options: PruneOptions, examples: Sequence[DataExample] | None, fold
         torch.set_num_threads(1)
     options = replace(options, device=target)
     assert options.shard is not None
-    work = folder / f"{shard_folder(folder, options.shard).name}.work"
+    work = _work_folder(shard_folder(folder, options.shard))
     # No bars: other processes write to the same terminal.
     progress = Progress(Console(stderr=True, force_terminal=False, highlight=False))
     try:

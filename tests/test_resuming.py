@@ -103,3 +103,43 @@ def test_a_complete_run_records_how_many_samples_it_has(tmp_path: Path, caplog: 
     with run(tmp_path) as directory:
         assert not directory.samples
     assert [message.partition(" ")[2].partition(":")[0] for message in caplog.messages] == ["holds 0 of 1 rows", "holds 0 of 3 samples"]
+
+
+DRAFTS = (".run.json.7.tmp", ".report.md.77.tmp", ".replies.jsonl.777.tmp")
+FOREIGN = (".notes.tmp", ".run.json.tmp", "run.json.7.tmp", ".other.json.7.tmp", "layer-00000.tmp")
+
+
+def leave(path: Path) -> None:
+    for name in (*DRAFTS, *FOREIGN):
+        (path / name).write_text("half")
+
+
+def test_a_run_clears_away_what_a_killed_attempt_had_half_written_and_nothing_else(tmp_path: Path) -> None:
+    leave(tmp_path)
+    with run(tmp_path) as directory:
+        directory.add_row({"arm": "dense"})
+        assert {path.name for path in tmp_path.iterdir()} == {*FOREIGN, "run.json", "rows.jsonl"}
+    leave(tmp_path)
+    with run(tmp_path):
+        assert {path.name for path in tmp_path.iterdir()} == {*FOREIGN, "run.json", "rows.jsonl"}
+
+
+@pytest.mark.parametrize("what", ["other arguments", "another command", "no run", "rows alone", "a wrong line"])
+def test_a_folder_that_is_refused_keeps_all_its_files(what: str, tmp_path: Path) -> None:
+    with run(tmp_path) as directory:
+        directory.add_row({"arm": "dense"})
+    if what == "no run":
+        (tmp_path / "run.json").write_text("{}")
+    if what == "rows alone":
+        (tmp_path / "run.json").unlink()
+    leave(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(SdbenchError):
+        RunDirectory.open(
+            tmp_path,
+            "kernels" if what == "another command" else "e2e",
+            {"pattern": "4:8" if what == "other arguments" else "2:4"},
+            {"gpu": None},
+            {"rows.jsonl": lambda row: "wrong"} if what == "a wrong line" else None,
+        )
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

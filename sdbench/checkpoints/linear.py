@@ -53,8 +53,8 @@ class StoredLinear(nn.Module):
 class CheckpointLinear(PackedLinear):
     """A PackedLinear that runs outside of sdbench's decode loop too, as in ``generate``: one row through the SpMV, more through the SpMM.
 
-    Inside a phase the phase decides, as for every PackedLinear. ``torch.compile`` sees either as one operator, whose launches ``calls``
-    does not count.
+    Inside a phase the phase decides, as for every PackedLinear. ``torch.compile`` sees either as one operator, which ``calls`` does
+    not count.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -160,7 +160,7 @@ def command(
     from sdbench.suites.e2e.harness import HarnessTasks
     from sdbench.suites.e2e.options import E2EOptions
     from sdbench.suites.e2e.plot import draw
-    from sdbench.suites.e2e.report import report, wrong_calls
+    from sdbench.suites.e2e.report import report, require_some, wrong_calls
     from sdbench.suites.e2e.suite import run
     from sdbench.suites.plots import check_plot, save_plot
     from sdbench.suites.runs import origins
@@ -242,6 +242,7 @@ def command(
     else:
         print_report(found)
         print(f"run directory: {output}")
+    require_some(outcome.arms)
     slow = [arm for arm in outcome.arms if arm["pattern"] and (arm["speedup"] or 0.0) < (min_speedup or 0.0)]
     if slow:
         reached = ", ".join(f"{arm['arm']} {arm['speedup']:.2f}" if arm["speedup"] else f"{arm['arm']} without a speed-up" for arm in slow)

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
 OUTPUT_HELP = "Run directory for run.json, rows.jsonl and samples.jsonl; the same command with the same folder resumes."
 NOTHING_KEPT = "without --output nothing is kept"
+MORE_ROOM = {
+    "e2e": "use a smaller --batch-size for calibration replies, fewer --max-tokens, --device-map over several GPUs, or a larger GPU",
+    "decode": "use a shorter --context, a smaller --batch, --device-map over several GPUs, or a larger GPU",
+    "kernels": "use smaller --shapes or a smaller --batch, or a larger GPU",
+    "tune": "use smaller --shapes or a smaller --batch, or a larger GPU",
+    "prune": "use a smaller --batch-size for replies, fewer --calibration-tokens, --stream, or a larger GPU",
+}
+"""What to do where a GPU's memory does not reach, by command."""
+
 SPMV_VARIANTS = ("lane_row", "lane_row_nibble", "lsb_scan", "portable", "reference")
 TUNABLE_VARIANTS = ("lane_row", "lane_row_nibble", "lsb_scan", "portable", "gemm", "gemv", "fp8", "int8", "tile")
 """Names for the help pages, written out since the registry imports torch; a test compares them with it."""
@@ -167,11 +176,13 @@ def run_directory(
         environment: The machine.
 
     Raises:
-        SdbenchError: Ctrl-C, once the run directory has recorded it; says where the finished rows are.
+        SdbenchError: Ctrl-C, or a GPU without room, once the run directory has recorded it; says where the finished rows are.
         Checked: Inside :func:`checking`.
     """
     if _checking.get():
         raise Checked(arguments)
+    from torch import OutOfMemoryError
+
     from sdbench.results import RunDirectory
     from sdbench.suites.saved import FAULTS
 
@@ -181,3 +192,17 @@ def run_directory(
     except KeyboardInterrupt as error:
         kept = f"what is finished is in {output}, and the same command with --output {output} goes on" if output else NOTHING_KEPT
         raise SdbenchError(f"interrupted; {kept}", ExitCode.INTERRUPTED) from error
+    except OutOfMemoryError as error:
+        raise no_room(error, command, f"what is finished is in {output}" if output else NOTHING_KEPT) from error
+
+
+def no_room(error: Exception, command: str, kept: str) -> SdbenchError:
+    """The line for a GPU whose memory does not reach.
+
+    Args:
+        error: What torch says.
+        command: The command's name.
+        kept: What is left of the run.
+    """
+    what = " ".join(str(error).split())[:150]
+    return SdbenchError(f"out of GPU memory ({what}); {MORE_ROOM[command]}; {kept}")

@@ -18,6 +18,7 @@ from sdbench.cli.options import (
     json_option,
     model_dtype_option,
     model_option,
+    no_room,
 )
 from sdbench.cli.profiles import given_options
 from sdbench.cli.pruned import prune_document, prune_lines, shard_lines
@@ -133,7 +134,7 @@ def command(
     from sdbench.suites.e2e.calibration import Shard
     from sdbench.suites.e2e.data import load_calibration
     from sdbench.suites.prune import PruneOptions, require_fitting, run
-    from sdbench.suites.shards import collect_on, collect_shard, require_shardable, shard_folder
+    from sdbench.suites.shards import collect_on, collect_shard, remove_collected, require_shardable, shard_folder
 
     shard = Shard.parse(share) if share is not None else None
     if (shard is None) != (statistics is None):
@@ -201,10 +202,15 @@ def command(
     except KeyboardInterrupt as error:
         raise SdbenchError(f"interrupted; the same command goes on with what is in {work}", ExitCode.INTERRUPTED) from error
     except OutOfMemoryError as error:
-        what = " ".join(str(error).split())[:150]
-        advice = "use a smaller --batch-size for replies, fewer --calibration-tokens, --stream, or a larger GPU"
-        raise SdbenchError(f"out of GPU memory ({what}); {advice}; what is finished is in {work}") from error
-    tidy(work, keep=run_directory is not None)
+        raise no_room(error, "prune", f"what is finished is in {work}") from error
+    if run_directory:
+        # It may be the user's, with other files in it.
+        for file in outcome.files:
+            file.unlink()
+        if names:
+            remove_collected(work / "statistics", len(names))
+    else:
+        shutil.rmtree(work)
     if shard:
         document = {"schema": "sdbench.shard/1", "output": str(goal), "statistics": found.record}
     if as_json:
@@ -228,13 +234,3 @@ def _digest(value: object) -> str:
     from sdbench.results import strict_json
 
     return hashlib.sha256(strict_json(value).encode()).hexdigest()
-
-
-def tidy(work: Path, *, keep: bool) -> None:
-    """Removes what was only needed until the result was complete; ``keep`` leaves the run's record."""
-    if not keep:
-        shutil.rmtree(work)
-        return
-    for file in (*work.glob("layer-*.safetensors"), *work.glob("layer-*.tmp")):
-        file.unlink()
-    shutil.rmtree(work / "statistics", ignore_errors=True)

@@ -18,7 +18,7 @@ class Decoder(Protocol):
     """Greedy replies to one prompt, or to as many at once as the decoder was made for.
 
     Attributes:
-        pruned_products: Pruned products that a decode step makes.
+        pruned_products: Pruned products that a decode step makes, each of which counts a call.
         variants: Names of the SpMV variants that they run, sorted.
     """
 
@@ -27,7 +27,7 @@ class Decoder(Protocol):
 
     @property
     def calls(self) -> int:
-        """Launches of pruned products so far."""
+        """Rows of decode steps that came through each pruned product so far; one product may be for several linears."""
 
     def reply(self, prompt: Sequence[int], *, max_new_tokens: int, eos_ids: Collection[int], ignore_eos: bool = False) -> Reply:
         """See :func:`sdbench.engine.greedy.greedy`."""
@@ -54,7 +54,7 @@ class TransformersDecoder:
 
     @property
     def calls(self) -> int:
-        """Launches of packed linears so far, through whatever ran them."""
+        """Rows of decode steps that came through the forward of each packed linear so far, in whatever launches they were multiplied."""
         return sum(module.calls for module in self._packed.values())
 
     def reply(self, prompt: Sequence[int], *, max_new_tokens: int, eos_ids: Collection[int], ignore_eos: bool = False) -> Reply:
@@ -85,8 +85,8 @@ def fastest(model: Any, packed: Mapping[str, PackedLinear], max_positions: int) 
     if on_gpu:
         try:
             return named(GRAPH, model, packed, max_positions), GRAPH, reason
-        except SdbenchError as error:
-            reason = f"{reason}; {error}"
+        except (SdbenchError, TritonError, torch.OutOfMemoryError) as error:
+            reason = f"{reason}; {' '.join(str(error).split())[:300]}"
     return named(EAGER, model, packed, max_positions), EAGER, reason
 
 
@@ -106,7 +106,7 @@ def named(path: str, model: Any, packed: Mapping[str, PackedLinear], max_positio
     if path in (FUSED, FUSED_GRAPH):
         return FusedDecoder(model, max_positions, batch=batch, capture=path == FUSED_GRAPH)
     if path == FUSED_INT8:
-        return FusedDecoder(model, max_positions, batch=batch, quantized="int8")
+        return FusedDecoder(model, max_positions, batch=batch, int8=True)
     forwards = {COMPILED: CompiledForward, GRAPH: GraphForward}
     if path in forwards:
         return TransformersDecoder(model, packed, forwards[path](model, max_positions, batch=batch))

@@ -30,7 +30,7 @@ class PackedLinear(nn.Module):
         variant: SpMV variant; ``"auto"`` takes the fastest for the device.
 
     Attributes:
-        calls: Rows of decode steps that were multiplied so far, each an SpMV where it came alone.
+        calls: Rows of decode steps that came through this forward so far, whether multiplied alone or with those of its siblings.
         siblings: What multiplies several tokens together with other linears of the same input, and the place among them; None alone.
     """
 

@@ -35,7 +35,7 @@ from sdbench.suites.decode.ways import Way, settled, tries, ways_of
 from sdbench.suites.e2e.ceiling import step_bytes
 from sdbench.suites.memory import beside_dense
 from sdbench.suites.metrics import decode_rate
-from sdbench.suites.runs import measured
+from sdbench.suites.runs import measured, require_same_gpu
 from sdbench.timing import summarise
 
 Row = dict[str, Any]
@@ -56,7 +56,12 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
 
     Returns:
         A row a way and context, with ``speedup`` over the fastest way to decode the dense weights at that context.
+
+    Raises:
+        SdbenchError: The directory holds rows of another GPU.
     """
+    if directory and options.device.type == "cuda":
+        require_same_gpu(directory)
     kept_rows = directory.rows if directory else []
     done = {Way.of(row): row for row in kept_rows if row["record"] in ("decode", "batch")}
     prompts = {(row["arm"], row["context"]): row for row in kept_rows if row["record"] == "prompt"}

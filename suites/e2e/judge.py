@@ -49,7 +49,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class Calls:
-    """SpMV launches of one reply, counted and expected."""
+    """Rows of one reply's decode steps that came through packed weights, counted and expected; not launches, which several may share."""
 
     counted: int
     expected: int
@@ -72,7 +72,7 @@ class Contender:
     path: str
 
     def reply(self, prompt: Sequence[int], max_new_tokens: int, *, ignore_eos: bool) -> tuple[Reply, Calls]:
-        """One greedy reply at batch 1, with the SpMV launches that it took beside those it must take: pruned products x decode steps."""
+        """One greedy reply at batch 1, with the rows that came through packed weights beside those that must: products x decode steps."""
         before = self.decoder.calls
         reply = self.decoder.reply(prompt, max_new_tokens=max_new_tokens, eos_ids=self.loaded.eos_ids, ignore_eos=ignore_eos)
         return reply, Calls(self.decoder.calls - before, self.decoder.pruned_products * reply.decode_steps)

@@ -130,9 +130,6 @@ def _draw_match(axes: "Axes", timed: Sequence[Row], match: Mapping[str, Span], l
             _point(axes, arm["arm"], match[arm["arm"]], _rate(arm), looks[arm["arm"]])
         else:
             axes.axhline(arm["decode_rate"], color=plots.REFERENCE, linestyle=":", label=f"{arm['arm']}, answers not graded")
-    for name, rate in (timed[0].get("alternatives") or {}).items():
-        if rate:
-            axes.axhline(rate, color=plots.REFERENCE, linestyle="-.", label=f"{name}, answers not graded")
     axes.margins(x=0.15)
     axes.set_xlim(right=min(axes.get_xlim()[1], 101))
     _from_zero(axes, timed)
@@ -167,8 +164,7 @@ def _draw_divergence_alone(axes: "Axes", divergence: Mapping[tuple[str, str], Sp
 def _from_zero(axes: "Axes", timed: Sequence[Row]) -> None:
     # A few percent must not look like a gap.
     axes.margins(x=0.15)
-    rates = [arm["decode_rate"] for arm in timed] + [rate for rate in (timed[0].get("alternatives") or {}).values() if rate]
-    axes.set_ylim(0, 1.15 * max(rates))
+    axes.set_ylim(0, 1.15 * max(arm["decode_rate"] for arm in timed))
 
 
 def _scale_divergence(axes: "Axes", divergence: Mapping[tuple[str, str], Span]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from sdbench.engine.paths import EAGER, GRAPH, MERGED, loop_of
+from sdbench.errors import SdbenchError
 from sdbench.results import with_status
 from sdbench.suites.e2e.arms import INT8, is_timed
 from sdbench.suites.e2e.tables import behaviour_table, fidelity_table, harness_table, layer_table
@@ -157,11 +158,11 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
     others = [f"{name} {rate:.1f} tok/s" for name, rate in arms[0]["baselines"].items() if rate]
     if len(others) > 1:
         lines.append(f"dense baselines of this run, speed-ups are over the fastest: {', '.join(others)}")
-    for name, rate in (arms[0].get("alternatives") or {}).items():
-        if rate:
-            lines.append(f"what needs no pruning: {name} {rate:.1f} tok/s")
     for name, reason in (arms[0].get("baselines_reason") or {}).items():
         lines.append(f"not timed: {name} ({reason})")
+    failed = [arm for arm in arms if arm.get("outcome")]
+    told = {*NOT_ASKED, *(not_measured(arm["reason"]) for arm in failed)}
+    lines += [f"{arm['arm']}: not {'timed' if arm['examples'] else 'measured'}, {arm['outcome']} ({arm['reason']})" for arm in failed]
     variants = sorted({arm["variant"] for arm in arms if arm["variant"]})
     if variants:
         lines.append(f"decode steps of pruned linears ran the {', '.join(variants)} SpMV")
@@ -180,10 +181,10 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
         ("memory_reason", "no memory"),
         ("fidelity_reason", "no fidelity"),
     ):
-        for reason in dict.fromkeys(arm[key] for arm in arms if arm.get(key) and arm[key] not in NOT_ASKED):
+        for reason in dict.fromkeys(arm[key] for arm in arms if arm.get(key) and arm[key] not in told):
             lines.append(f"{label}: {reason}")
     for arm in arms[1:]:
-        if arm["speedup_reason"] and arm["speedup_reason"] not in NOT_ASKED:
+        if arm["speedup_reason"] and arm["speedup_reason"] not in told:
             lines.append(f"no speed-up for {arm['arm']}: {arm['speedup_reason']}")
     return lines
 
@@ -201,8 +202,23 @@ def _damping(arms: Sequence[Row]) -> list[str]:
     return [f"damping of {', '.join(names)}: {text}" for text, names in told.items()]
 
 
+def not_measured(reason: str) -> str:
+    """Why an arm that failed has no figure; its row has the bare reason too, beside its outcome."""
+    return f"not measured: {reason}"
+
+
+def require_some(arms: Sequence[Row]) -> None:
+    """Fails a run, once its rows are out, of which no arm could be measured.
+
+    Raises:
+        SdbenchError: All of them failed; the first reason.
+    """
+    if all(arm.get("outcome") for arm in arms):
+        raise SdbenchError(f"no arm could be measured; {arms[0]['arm']}: {arms[0]['reason']}")
+
+
 def wrong_calls(arms: Sequence[Row]) -> list[str]:
-    """Arms whose SpMV launches are not pruned linears x decode steps, one line each."""
+    """Arms of which a decode step went round a packed weight (calls are not pruned products x decode steps), one line each."""
     return [
         f"{arm['arm']}: {arm['kernel_calls']} kernel calls, {arm['expected_kernel_calls']} expected"
         for arm in arms

@@ -26,11 +26,12 @@ from sdbench.suites.e2e.arms import CONTROL, DENSE, Arm
 from sdbench.suites.e2e.calibration import prune
 from sdbench.suites.e2e.ceiling import ceiling, step_bytes
 from sdbench.suites.e2e.data import Question
+from sdbench.suites.e2e.failures import FAILURES, failure_of, free_memory, put_back
 from sdbench.suites.e2e.inspection import Inspector
 from sdbench.suites.e2e.judge import Contender, Journal, answer_runs, rate_runs
 from sdbench.suites.e2e.options import E2EOptions
 from sdbench.suites.e2e.quality import matches, quality, worth
-from sdbench.suites.e2e.report import NO_RATES, ONLY_FIDELITY
+from sdbench.suites.e2e.report import NO_RATES, ONLY_FIDELITY, not_measured
 from sdbench.suites.e2e.rounding import Rounded, round_linears
 from sdbench.suites.memory import beside_dense
 from sdbench.suites.metrics import speedup
@@ -99,11 +100,37 @@ class Runner:
         self.options, self.loaded, self.linears = options, loaded, linears
         self.questions, self.journal, self.progress = questions, journal, progress
         self.inspector = Inspector(options, loaded, linears, questions, journal, progress)
+        self.places = {name: linear.weight.device for name, linear in self.inspector.every.items()}
         self.grader = make_grader(options.task, options.allow_code_execution, options.judge)
         self.standard = standard or Standard(_vocabulary(loaded))
 
     def judge(self, arm: Arm, texts: Sequence[CalibrationText]) -> dict[str, Any]:
-        """Prunes or rounds where the arm asks for it, then runs answers and rates; records the arm's row."""
+        """Prunes or rounds where the arm asks for it, then runs answers and rates; records the arm's row.
+
+        One that memory does not reach for, or whose kernels do not compile, is a row with that outcome. Not so the dense model's answers,
+        without which there is nothing to compare with.
+        """
+        try:
+            row, samples = self._judged(arm, texts)
+        except FAILURES as error:
+            if arm.weights == "dense":
+                raise
+            row, samples = self._failed(arm, error), []
+        if "outcome" in row:
+            # Only now is free what the failed attempt held.
+            free_memory()
+            put_back(self.inspector.every, self.places)
+        row |= worth(row, samples)
+        if arm.weights == "dense":
+            self.standard.baseline, self.standard.dense = row, samples
+            if samples:
+                self.inspector.take_dense(samples)
+        self.journal.add_row({"record": "arm", **row})
+        self.progress.note(f"{arm.name}: {row['outcome']} ({row['reason']})" if "outcome" in row else f"{arm.name}: done")
+        return row
+
+    def _judged(self, arm: Arm, texts: Sequence[CalibrationText]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """An arm's row, but for what its answers are worth, and its samples."""
         reports: dict[str, Any] = {}
         pruned = self._prune(arm, texts, reports)
         rounded = round_linears(self.loaded.model) if arm.weights == "int8" else {}
@@ -115,16 +142,20 @@ class Runner:
         else:
             with packed_linears(self.loaded.model, pruned, self.options.prefill) as packed:
                 samples = self._answers(arm, packed, rounded)
-                timed = self._timed(arm, packed, rounded, samples) if self.options.timed else _untimed(samples)
+                timed = self._timed(arm, packed, rounded, samples) if self.options.timed else _untimed(samples, NO_RATES)
                 row = self._quality(arm, samples) | timed
-        row |= {**worth(row, samples), "layers": reports, **inspected}
-        if arm.weights == "dense":
-            self.standard.baseline, self.standard.dense = row, samples
-            if samples:
-                self.inspector.take_dense(samples)
-        self.journal.add_row({"record": "arm", **row})
-        self.progress.note(f"{arm.name}: done")
-        return row
+        return row | {"layers": reports, **inspected}, samples
+
+    def _failed(self, arm: Arm, error: Exception) -> dict[str, Any]:
+        """The row of an arm without any figure."""
+        failure = failure_of(error)
+        reason = not_measured(failure["reason"])
+        row = self._quality(arm, []) | self._unrated([], failure) | {"quality_reason": reason, "layers": {}}
+        return row | {"fidelity": None, "fidelity_reason": reason if self.options.fidelity != "no" else None}
+
+    def _unrated(self, samples: Sequence[dict[str, Any]], failure: dict[str, str]) -> dict[str, Any]:
+        """What stands for speed where it could not be measured."""
+        return _untimed(samples, not_measured(failure["reason"])) | {"equal_tokens": self.options.equal_tokens, **failure}
 
     def _inspect(self, arm: Arm, weights: Mapping[str, PackedWeight | Rounded], texts: Sequence[CalibrationText]) -> dict[str, Any]:
         if weights:
@@ -148,6 +179,16 @@ class Runner:
         return {"lm_eval": kept[-1]["figures"]}
 
     def _timed(
+        self, arm: Arm, packed: Mapping[str, PackedLinear], rounded: Mapping[str, Rounded], samples: Sequence[dict[str, Any]]
+    ) -> dict[str, Any]:
+        try:
+            return self._rated(arm, packed, rounded, samples)
+        except FAILURES as error:
+            failure = failure_of(error)
+        free_memory()
+        return self._unrated(samples, failure)
+
+    def _rated(
         self, arm: Arm, packed: Mapping[str, PackedLinear], rounded: Mapping[str, Rounded], samples: Sequence[dict[str, Any]]
     ) -> dict[str, Any]:
         # An earlier decoder may be in reference cycles, and would count as this one's memory.
@@ -307,10 +348,10 @@ class Runner:
         }
 
 
-def _untimed(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What stands for speed where only answers are asked for: that the pruned linears ran is shown all the same."""
+def _untimed(samples: Sequence[dict[str, Any]], reason: str) -> dict[str, Any]:
+    """What stands for speed where there are only answers: that the pruned linears ran is shown all the same."""
     calls = {key: sum(sample[key] for sample in samples) for key in ("kernel_calls", "expected_kernel_calls")}
-    return NOT_MEASURED | dict.fromkeys(REASONS, NO_RATES) | calls
+    return NOT_MEASURED | dict.fromkeys(REASONS, reason) | calls
 
 
 def _rate(rows: Sequence[dict[str, Any]]) -> tuple[float | None, dict[str, float] | None]:

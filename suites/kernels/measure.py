@@ -16,10 +16,11 @@ from sdbench.pattern import Pattern
 from sdbench.progress import Progress, Task
 from sdbench.results import RunDirectory
 from sdbench.suites.kernels.operands import Shape, reduced
-from sdbench.suites.kernels.rows import TrialLog, count, most_telling, require_same_gpu, result_row
+from sdbench.suites.kernels.rows import TrialLog, count, most_telling, result_row
 from sdbench.suites.kernels.runner import Case, Local, Runner
 from sdbench.suites.kernels.search import LONG, SHORT, Trial, search, subset
 from sdbench.suites.kernels.worker import Worker
+from sdbench.suites.runs import require_same_gpu
 
 Effort = Literal["none", "quick", "full"]
 """How much of a variant's space is searched: its default alone, about a dozen configs, all of it."""

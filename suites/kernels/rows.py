@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sdbench.errors import SdbenchError
 from sdbench.kernels import tuned
 from sdbench.kernels.registry import Config
 from sdbench.results import RunDirectory
@@ -100,22 +99,3 @@ def count(trials: Sequence[Trial]) -> dict[str, int]:
 def most_telling(trials: Sequence[Trial]) -> Trial:
     """Where no config won, the trial that says most about why."""
     return min(trials, key=lambda trial: _TELLING.index(trial.outcome))
-
-
-def require_same_gpu(directory: RunDirectory) -> None:
-    """Refuses to go on in a run directory whose rows come from another GPU.
-
-    Raises:
-        SdbenchError: They do; names both.
-    """
-    record = directory.record
-    present = _gpu(record.found(len(record.audit))["environment"])
-    for number in {row.get("attempt", 1) for row in directory.rows}:
-        earlier = _gpu(record.found(number)["environment"])
-        if earlier != present:
-            raise SdbenchError(f"{directory.path} holds rows of {earlier}, and this is {present}; choose another --output")
-
-
-def _gpu(environment: dict[str, Any]) -> str:
-    gpu = environment.get("gpu")
-    return f"{gpu['name']} ({gpu['capability']})" if gpu else "no GPU"

@@ -76,6 +76,15 @@ def test_an_output_that_cannot_be_written(sdbench, checkpoint, tmp_path):
     sdbench("prune", *SMALL, "--model", checkpoint(), "--output", tmp_path / "file" / "out").refuses(1, "cannot write")
 
 
+def test_a_run_directory_that_holds_a_layer_of_nobody(sdbench, checkpoint):
+    Path("run").mkdir()
+    file = Path("run/layer-00003.safetensors")
+    file.write_text("mine")
+    done = sdbench("prune", *MAGNITUDE, "--model", checkpoint(), "--output", "out", "--run-directory", "run")
+    done.refuses(2, "run/layer-00003.safetensors is there already, and no layer that this run pruned; choose another --run-directory")
+    assert file.read_text() == "mine" and not Path("out").exists()
+
+
 def test_no_output(sdbench):
     sdbench("prune").refuses(2, "Missing option '--output'")
 

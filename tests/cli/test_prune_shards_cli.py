@@ -118,6 +118,31 @@ def test_devices_collect_in_processes_of_their_own(call, sdbench, checkpoint, mo
     assert sorted(path.name for path in Path().iterdir()) == ["out", "tiny", "whole"]
 
 
+def test_a_run_directory_keeps_what_the_run_did_not_make(call, checkpoint):
+    """Shards collected by hand lie where a run of several devices has its own."""
+    model, shards = checkpoint(), Path("run", "statistics")
+    for number in (1, 2):
+        call("--model", model, "--shard", f"{number}/2", "--statistics", shards)
+    (shards / "notes.txt").write_text("mine")
+    for name in ("layer-norms.safetensors", "layer-00099.safetensors", "layer-a.tmp"):
+        Path("run", name).write_text("mine")
+    kept = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    call("--model", model, "--merge", shards, "--run-directory", "run", "--output", "out")
+    assert {path: path.read_bytes() for path in kept if path.exists()} == kept
+    made = {path.name for path in Path("run").iterdir()} - {path.relative_to("run").parts[0] for path in kept}
+    assert made == {"run.json", "rows.jsonl"}
+
+
+def test_devices_leave_the_shards_that_were_there(call, checkpoint):
+    model, shards = checkpoint(), Path("run", "statistics")
+    call("--model", model, "--shard", "1/2", "--statistics", shards)
+    call("--model", model, "--devices", "cpu,cpu", "--run-directory", "run", "--output", "out")
+    assert [path.name for path in shards.iterdir()] == ["shard-1-of-2"]
+    assert Path(shards, "shard-1-of-2", "statistics.json").is_file()
+    call("--model", model, "--devices", "cpu,cpu", "--run-directory", "other", "--output", "another")
+    assert sorted(path.name for path in Path("other").iterdir()) == ["rows.jsonl", "run.json"]
+
+
 def test_hessians_serve_other_methods_and_patterns(call, collected):
     folder = collected(2, "--method", "sparsegpt")
     for method, pattern in (("wanda", "2:4"), ("sparsegpt-median", "16:32")):

@@ -69,7 +69,7 @@ def test_ids_are_those_of_transformers(name: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("ignored", [(), ("v_proj", "k_proj", "q_proj")])
-def test_pruned_ids_and_launches(ignored: tuple[str, ...], tiny_qwen3: PreTrainedModel, device: torch.device) -> None:
+def test_pruned_ids_and_calls(ignored: tuple[str, ...], tiny_qwen3: PreTrainedModel, device: torch.device) -> None:
     model, pattern = tiny_qwen3.to(device), Pattern(2, 4)
     linears = {n: m for n, m in model.named_modules() if n.endswith("_proj") and not n.endswith(ignored or ("none",))}
     weights = {name: pack(linear.weight.detach(), keep_mask(linear.weight, pattern), pattern) for name, linear in linears.items()}
@@ -155,10 +155,10 @@ def test_a_step_that_computes_something_else_is_refused(tiny_qwen3: PreTrainedMo
 
 
 def test_eight_bit_weights_are_compared_too(tiny_qwen3: PreTrainedModel) -> None:
-    FusedDecoder(tiny_qwen3, 16, quantized="int8")
+    FusedDecoder(tiny_qwen3, 16, int8=True)
     tiny_qwen3.model.layers[0].register_forward_hook(lambda module, inputs, output: -output)
     with pytest.raises(Unfusable, match="logits differ from transformers'"):
-        FusedDecoder(tiny_qwen3, 16, quantized="int8")
+        FusedDecoder(tiny_qwen3, 16, int8=True)
 
 
 def test_a_rotary_embedding_of_half_a_head_is_refused(tiny_qwen3: PreTrainedModel) -> None:
@@ -225,7 +225,7 @@ def test_a_broken_logit_names_its_prompt(device: torch.device) -> None:
 def test_eight_bit_and_fp16_weights_are_for_one_prompt(tiny_qwen3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products_module, "uses_kernels", lambda device: True)
     with pytest.raises(Unfusable, match="several prompts at once with int8 weights"):
-        FusedDecoder(tiny_qwen3, 16, batch=2, quantized="int8")
+        FusedDecoder(tiny_qwen3, 16, batch=2, int8=True)
     with pytest.raises(Unfusable, match="several prompts at once with float16"):
         FusedDecoder(tiny_qwen3.half(), 16, batch=2)
 
@@ -271,8 +271,8 @@ def test_a_product_that_is_a_little_wrong_is_not_timed(
 def test_eight_bit_weights_decode_near_the_dense_ones(tiny_qwen3: PreTrainedModel, device: torch.device) -> None:
     model = tiny_qwen3.to(device)
     plan, logits = plan_module.plan(model), []
-    for quantized in (None, "int8"):
-        decoder = FusedDecoder(model, 16, quantized=quantized, capture=False)
+    for int8 in (False, True):
+        decoder = FusedDecoder(model, 16, int8=int8, capture=False)
         decoder._prefill(PROMPTS[:1])
         logits.append(torch.zeros(1, plan.head.shape[0], device=device))
         decoder.step.run(logits[-1])

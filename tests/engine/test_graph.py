@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch._dynamo.utils
 from transformers import PreTrainedModel
+from triton.runtime.errors import PTXASError
 
 from sdbench.calibrate.magnitude import keep_mask
+from sdbench.engine import decoders
 from sdbench.engine.graph import CompiledForward, GraphForward
 from sdbench.engine.greedy import greedy
 from sdbench.engine.packed_linear import packed_linears
@@ -43,6 +45,23 @@ def test_a_step_that_no_graph_can_hold_is_refused(tiny_qwen3: PreTrainedModel, m
             forward(tiny_qwen3, 16)
 
 
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory.\nTried"), PTXASError("no"), SdbenchError("no graph")], ids=repr
+)
+def test_eager_is_left_where_neither_a_fused_step_nor_a_graph_can_be_had(
+    error: Exception, tiny_qwen3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(type(tiny_qwen3), "device", property(lambda self: torch.device("cuda")))
+    for name in ("FusedDecoder", "GraphForward"):
+        monkeypatch.setattr(decoders, name, fails)
+    _, path, reason = decoders.fastest(tiny_qwen3, {}, 16)
+    told = " ".join(str(error).split())
+    assert (path, reason) == (decoders.EAGER, f"{told}; {told}")
+
+
 def test_the_compiled_step_is_one_graph_for_all_positions(tiny_qwen3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """CASES 17 for torch.compile: nothing breaks the graph, and no length, reply or reset compiles it again."""
     compile_ = torch.compile
@@ -56,7 +75,7 @@ def test_the_compiled_step_is_one_graph_for_all_positions(tiny_qwen3: PreTrained
 
 @pytest.mark.gpu
 def test_captured_dense_and_packed(tiny_qwen3: PreTrainedModel, tiny_llama: PreTrainedModel) -> None:
-    """CASES 17 on a graph; SpMV launches are counted at each replay."""
+    """CASES 17 on a graph; rows through packed linears are counted at each replay."""
     pattern = Pattern(2, 4)
     for model in (tiny_qwen3.cuda(), tiny_llama.cuda()):
         assert replies(model, GraphForward(model, 32)) == replies(model, None)

@@ -1,4 +1,4 @@
-"""Packed linears in a live model: the phase says which way they run, launches are counted, and the model comes back as it was."""
+"""Packed linears in a live model: the phase says which way they run, decode rows are counted, and the model comes back as it was."""
 
 from types import SimpleNamespace
 

@@ -91,7 +91,7 @@ def test_weights_are_counted_once_and_give_the_ratio_of_the_config(tiny_qwen3: P
     assert found["dense"]["weights"] == others + 4 * LINEARS * (32 + 17) // 32
     assert found["dense"]["originals"] == "in use"
     assert found["pruned"]["originals"] == ("main memory" if device.type == "cuda" else "kept")
-    eight = weights_memory(model, {}, FusedDecoder(model.model, 32, quantized="int8"), rounded=True)
+    eight = weights_memory(model, {}, FusedDecoder(model.model, 32, int8=True), rounded=True)
     assert eight["parameters"] == dense["parameters"] and 0 < eight["packed"] < LINEARS * 1.5 and eight["originals"] == "kept"
 
 

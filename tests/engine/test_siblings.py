@@ -10,11 +10,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
-from sdbench.engine.greedy import greedy
+from sdbench.engine.decoders import TransformersDecoder
+from sdbench.engine.greedy import EagerForward, greedy
 from sdbench.engine.packed_linear import packed_linears
 from sdbench.engine.siblings import Siblings, group
 from sdbench.errors import CheckFailed
 from sdbench.kernels.spmm import BoundSpmm
+from sdbench.kernels.spmv import BoundSpmv
 from sdbench.packing import PackedWeight, pack
 from sdbench.pattern import Pattern
 from sdbench.timing import relative_error
@@ -87,6 +89,33 @@ def test_a_prompt_takes_four_products_a_layer_and_gives_the_same_logits(tiny_lla
         for module in modules.values():
             module.siblings = None
         assert (reply(), count, len(products)) == (together, 4 * layers, 7 * layers)
+
+
+def test_calls_are_rows_through_each_linear_and_not_products(tiny_llama, monkeypatch):
+    """What a run counts and reports: a step that went round one of the linears lacks a row, however many launches there were."""
+    weights = {
+        name: pack(linear.weight.detach(), keep_mask(linear.weight, TWO_OF_FOUR), TWO_OF_FOUR)
+        for name, linear in select_linears(tiny_llama).items()
+    }
+    monkeypatch.setattr("sdbench.engine.siblings.uses_kernels", lambda device: True)
+    products: list[BoundSpmv] = []
+    multiply = BoundSpmv.__call__
+
+    def counted(self: BoundSpmv, x: Tensor, *others: Any) -> Tensor:
+        products.append(self)
+        return multiply(self, x, *others)
+
+    monkeypatch.setattr(BoundSpmv, "__call__", counted)
+    layers = len(tiny_llama.model.layers)
+    with packed_linears(tiny_llama, weights, "pruned") as modules:
+        decoder = TransformersDecoder(tiny_llama, modules, EagerForward(tiny_llama))
+        products.clear()
+        reply = decoder.reply([5, 6, 7], max_new_tokens=4, eos_ids=(), ignore_eos=True)
+        assert len(products) == 4 * layers * 3
+        assert decoder.calls == 7 * layers * 3 == decoder.pruned_products * reply.decode_steps
+        modules["model.layers.0.mlp.down_proj"].forward = nn.Linear(128, 64).forward
+        decoder.reply([5, 6, 7], max_new_tokens=4, eos_ids=(), ignore_eos=True)
+        assert decoder.calls == (7 * layers + 7 * layers - 1) * 3
 
 
 def test_one_token_is_one_launch_where_kernels_run(monkeypatch):

@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,26 @@ def test_a_resumed_run_keeps_what_it_has(folder: Path, tmp_path: Path) -> None:
         first = run(wanted, directory, quiet())
     with RunDirectory.open(tmp_path / "run", "decode", wanted.arguments(), {}) as directory:
         assert run(wanted, directory, quiet()) == first
+
+
+def test_rows_of_another_gpu_are_not_compared_with(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here all ways are measured already, and otherwise some of them: x dense would be over the other GPU's."""
+    monkeypatch.setattr(suite, "load_model", lambda *_: pytest.fail("a model is loaded"))
+    wanted = options(folder, contexts=(4,), baselines=False)
+    on_gpu = replace(wanted, device=torch.device("cuda"))
+    machines = [{"gpu": {"name": name, "capability": "9.0"}} for name in ("H100", "H200")]
+    figures = {"tokens": 5, "outcome": "correct", "decode_rate": {"p20": 1.0, "p50": 1.0, "p80": 1.0}, "memory": None, "capture": None}
+    with RunDirectory.open(tmp_path / "run", "decode", on_gpu.arguments(), machines[0]) as directory:
+        for arm, path in (("dense", FUSED_GRAPH), ("int8", FUSED_INT8), ("2:4", FUSED_GRAPH)):
+            directory.add_row({"record": "decode", "arm": arm, "path": path, "context": 4, **figures})
+        directory.add_row({"record": "prompt", "arm": "2:4", "context": 4})
+    with RunDirectory.open(tmp_path / "run", "decode", on_gpu.arguments(), machines[0]) as directory:
+        assert [row["speedup"] for row in run(on_gpu, directory, quiet())] == [1, 1, 1]
+    with (
+        RunDirectory.open(tmp_path / "run", "decode", on_gpu.arguments(), machines[1]) as directory,
+        pytest.raises(SdbenchError, match=r"run holds rows of H100 \(9.0\), and this is H200 \(9.0\); choose another --output"),
+    ):
+        run(on_gpu, directory, quiet())
 
 
 def test_a_context_that_the_model_does_not_have(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,15 @@
-"""What competes with pruning, in the same table: int8 weights and another dense model."""
+"""What competes with pruning, in the same table: int8 weights and another dense model; and arms that memory does not reach for."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from triton.runtime.errors import PTXASError
 
 from sdbench.calibrate.select import select_linears
 from sdbench.demo import MODEL_DIR
@@ -17,7 +21,9 @@ from sdbench.kernels.quantized.weights import quantize
 from sdbench.models import resolve_model
 from sdbench.progress import Progress
 from sdbench.results import RunDirectory, read_jsonl
+from sdbench.suites.e2e import runner
 from sdbench.suites.e2e.data import load
+from sdbench.suites.e2e.failures import put_back
 from sdbench.suites.e2e.options import E2EOptions
 from sdbench.suites.e2e.report import of_run
 from sdbench.suites.e2e.rounding import round_linears
@@ -109,6 +115,101 @@ class TestInt8:
         wanted = options(tiny, alternatives=True, fidelity="only")
         int8 = run(wanted, load(wanted), None, Progress()).arms[2]
         assert int8["decode_rate"] is None and int8["examples"] == 0 and int8["fidelity"]["pruned"]["kl"] > 0
+
+
+NO_ROOM = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
+
+
+class TestAnArmThatMemoryDoesNotReachFor:
+    """It is a row with the reason, and the other arms are judged as ever."""
+
+    @staticmethod
+    @contextmanager
+    def failing(name: str, arm: str | None = None, error: Exception | None = None) -> Iterator[None]:
+        """Inside, a step of the runner runs out of memory, of one arm alone where it is named."""
+        made = getattr(runner, name)
+
+        def fails(*arguments: Any, **others: Any) -> Any:
+            if arm is None or arguments[0].arm == arm:
+                raise error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has")
+            return made(*arguments, **others)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runner, name, fails)
+            yield
+
+    @pytest.mark.parametrize(
+        ("step", "arm", "failed"),
+        [
+            ("round_linears", None, "int8"),
+            ("answer_runs", "int8", "int8"),
+            ("prune", None, "magnitude"),
+            ("answer_runs", "magnitude", "magnitude"),
+        ],
+    )
+    @pytest.mark.parametrize("fidelity", ["no", "also"])
+    def test_no_figure_of_it(self, step: str, arm: str | None, failed: str, fidelity: str, tiny: Path, tmp_path: Path) -> None:
+        wanted = options(tiny, alternatives=True, fidelity=fidelity)
+        with self.failing(step, arm):
+            outcome = run_in(tmp_path / "run", wanted)
+        assert [row["arm"] for row in outcome.arms] == ["dense", "magnitude", "int8"]
+        for row in outcome.arms:
+            if row["arm"] != failed:
+                assert row["decode_rate"] > 0 and row["examples"] == 3 and "outcome" not in row
+                continue
+            assert (row["outcome"], row["reason"]) == ("out_of_resources", NO_ROOM)
+            for name in ("decode_rate", "speedup", "ceiling", "peak_bytes", "memory", "answer_match", "eos", "truncated", "fidelity"):
+                assert row[name] is None, name
+            for name in ("speedup", "ceiling", "peak_bytes", "memory", "quality"):
+                assert row[f"{name}_reason"] == f"not measured: {NO_ROOM}", name
+            assert row["fidelity_reason"] == (None if fidelity == "no" else f"not measured: {NO_ROOM}")
+            assert (row["kernel_calls"], row["expected_kernel_calls"], row["examples"]) == (0, 0, 0)
+        read = read_run(tmp_path / "run")
+        found = of_run(read)
+        assert read.record.outcome == "complete" and len(found.cells) == 3
+        assert next(cells for cells in found.cells if cells[0] == failed) == [failed, *["-"] * 6, "0", "-"]
+        assert f"{failed}: not measured, out_of_resources ({NO_ROOM})" in found.lines
+        assert "".join(found.lines).count(NO_ROOM) == 1
+        # The same command asks again.
+        again = run_in(tmp_path / "run", wanted)
+        assert all(row["decode_rate"] > 0 and "outcome" not in row for row in again.arms)
+        assert not any(NO_ROOM in line for line in of_run(read_run(tmp_path / "run")).lines)
+
+    @pytest.mark.parametrize("failed", ["dense", "magnitude", "int8"])
+    def test_no_rate_of_it(self, failed: str, tiny: Path, tmp_path: Path) -> None:
+        with self.failing("rate_runs", failed):
+            outcome = run_in(tmp_path / "run", options(tiny, alternatives=True))
+        for row in outcome.arms:
+            assert row["examples"] == 3 and row["eos"] is not None and row["quality_reason"] is None
+            assert row["kernel_calls"] == row["expected_kernel_calls"]
+            assert (row["kernel_calls"] > 0) == (row["arm"] == "magnitude")
+            if row["arm"] != failed:
+                assert row["decode_rate"] > 0 and "outcome" not in row
+            else:
+                assert (row["outcome"], row["reason"], row["decode_rate"]) == ("out_of_resources", NO_ROOM, None)
+                assert row["speedup_reason"] == row["net_speedup_reason"] == f"not measured: {NO_ROOM}"
+        if failed == "dense":
+            assert (outcome.arms[1]["speedup"], outcome.arms[1]["speedup_reason"]) == (None, "no baseline rate")
+        found = of_run(read_run(tmp_path / "run"))
+        assert f"{failed}: not timed, out_of_resources ({NO_ROOM})" in found.lines
+        assert "".join(found.lines).count(NO_ROOM) == 1
+
+    def test_a_kernel_that_does_not_compile(self, tiny: Path) -> None:
+        wanted = options(tiny, alternatives=True)
+        with self.failing("rate_runs", "magnitude", PTXASError("ptxas fatal")):
+            _, pruned, int8 = run(wanted, load(wanted), None, Progress()).arms
+        assert pruned["outcome"] == "compile_error" and "ptxas fatal" in pruned["reason"] and int8["decode_rate"] > 0
+
+    def test_without_dense_answers_there_is_nothing_to_compare_with(self, tiny: Path, tmp_path: Path) -> None:
+        with self.failing("answer_runs", "dense"), pytest.raises(torch.OutOfMemoryError):
+            run_in(tmp_path / "run", options(tiny, alternatives=True))
+
+    def test_weights_that_were_left_elsewhere_come_back(self) -> None:
+        """Putting originals back after a pruned arm may itself find no room, as long as the failed step still holds its own."""
+        linears: dict[str, Any] = {name: SimpleNamespace(weight=SimpleNamespace(data=torch.ones(2))) for name in ("there", "elsewhere")}
+        before = linears["there"].weight.data
+        put_back(linears, {"there": CPU, "elsewhere": torch.device("meta")})
+        assert linears["there"].weight.data is before and linears["elsewhere"].weight.data.device.type == "meta"
 
 
 @pytest.mark.gpu

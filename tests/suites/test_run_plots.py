@@ -30,16 +30,13 @@ def points(axes: Any) -> dict[str, list[tuple[float, float]]]:
 
 
 def test_answers_and_rates_with_their_intervals() -> None:
-    arms = [arm("dense", 100.0, 40, alternatives={"int8": 130.0}), arm("decode", 140.0, 30), arm("odd", 120.0), arm("slow", None, 39)]
+    arms = [arm("dense", 100.0, 40), arm("decode", 140.0, 30), arm("odd", 120.0), arm("slow", None, 39)]
     figure = draw_speed_quality(arms, [])
     assert figure is not None
     (axes,) = figure.axes
     found = points(axes)
     assert (found["dense"], found["decode"]) == ([(100, 100)], [(75, 140)])
-    assert [y for _, y in found["odd, answers not graded"]] == [120, 120] and [y for _, y in found["int8, answers not graded"]] == [
-        130,
-        130,
-    ]
+    assert [y for _, y in found["odd, answers not graded"]] == [120, 120]
     assert "slow" not in found
     across = [tuple(path.vertices[:, 0]) for lines in axes.collections for path in lines.get_paths() if len({*path.vertices[:, 1]}) == 1]
     low, high = share_interval(30, 40).low, share_interval(30, 40).high

@@ -18,9 +18,9 @@ from sdbench.progress import Progress
 from sdbench.results import RunDirectory, read_jsonl, strict_json
 from sdbench.suites.kernels import tune
 from sdbench.suites.kernels.measure import Measurement, measure
-from sdbench.suites.kernels.rows import require_same_gpu
 from sdbench.suites.kernels.runner import Local
 from sdbench.suites.kernels.tune import TuneRun
+from sdbench.suites.runs import require_same_gpu
 
 FAKES = Path(__file__).parent / "fakes"
 CPU = torch.device("cpu")

@@ -49,7 +49,7 @@ class FusedDecoder:
     Args:
         model: A transformers causal language model in eval mode, packed linears in place where it is pruned.
         max_positions: Prompt and reply together must fit this many.
-        quantized: ``"int8"`` or ``"fp8"`` for weight-only 8-bit linears in decode steps.
+        int8: Weight-only int8 linears in decode steps, of a dense model.
         batch: Prompts at once.
         capture: Capture a CUDA graph; False runs the kernels one by one (a CPU, tests).
         verify: Compare one step with transformers' own first.
@@ -65,12 +65,10 @@ class FusedDecoder:
         Unfusable: The model is not built as the fused step is, or a step of it gives other logits than transformers.
     """
 
-    def __init__(
-        self, model: Any, max_positions: int, *, quantized: str | None = None, batch: int = 1, capture: bool = True, verify: bool = True
-    ):
+    def __init__(self, model: Any, max_positions: int, *, int8: bool = False, batch: int = 1, capture: bool = True, verify: bool = True):
         self.model, self.batch = model, batch
         self.max_positions = min(max_positions, position_limit(model) or max_positions)
-        self.step = FusedStep(plan(model), self.max_positions, self.max_positions, quantized=quantized, batch=batch)
+        self.step = FusedStep(plan(model), self.max_positions, self.max_positions, int8=int8, batch=batch)
         self.captured: Capture | None = None
         self.calls = 0
         self._pruned = [product for product in self.step.products() if product.packed]
@@ -79,7 +77,7 @@ class FusedDecoder:
         self.variants = sorted({product.variant for product in self._pruned})
         self._graph: torch.cuda.CUDAGraph | None = None
         if verify:
-            self._verify(CLOSE_QUANTIZED if quantized else CLOSE[self.step.plan.dtype])
+            self._verify(CLOSE_QUANTIZED if int8 else CLOSE[self.step.plan.dtype])
         if capture and model.device.type == "cuda":
             self._capture()
 
@@ -121,7 +119,7 @@ class FusedDecoder:
                 if token < 0:
                     raise broken_logits(number + 2, sequence)
         if steps:
-            # Steps past the last EOS that was seen late made as many launches each, and do not count.
+            # Steps past the last EOS that was seen late made as many calls each, and do not count.
             self.calls += (sum(product.calls for product in self._pruned) - before) * max(map(len, rest)) // steps
         replies = [(first, *ids) for first, ids in zip(firsts, rest, strict=True)]
         return [

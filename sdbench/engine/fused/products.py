@@ -33,7 +33,7 @@ class Product:
     Args:
         linears: Linears of one input, whose rows follow one another.
         sums: Buffers by their shape ``(splits, out)``, which products that run one after the other share; a missing one is added.
-        quantized: ``"int8"`` or ``"fp8"`` to round a dense weight to 8 bits; None to leave it.
+        int8: Round a dense weight to 8 bits.
         batch: Sequences that are multiplied at once.
 
     Attributes:
@@ -41,13 +41,13 @@ class Product:
         packed: Whether the weight is a packed one.
         nbytes: Bytes that a call reads of the weight.
         variant: Name of the kernel variant that multiplies.
-        calls: Launches so far.
+        calls: Calls so far, those that a graph replays too.
 
     Raises:
         Unfusable: Some of the linears are packed and others are not, or in different ways; no kernel takes them; or one is wrong.
     """
 
-    def __init__(self, linears: Sequence[Linear], sums: Sums, quantized: str | None = None, batch: int = 1):
+    def __init__(self, linears: Sequence[Linear], sums: Sums, int8: bool = False, batch: int = 1):
         packed = [linear.packed for linear in linears if isinstance(linear, PackedLinear)]
         if packed and len(packed) < len(linears):
             raise Unfusable("no fused step: some of the linears of one input are pruned and others are not")
@@ -60,8 +60,8 @@ class Product:
             weight = stack_rows(packed)
         else:
             weight = _one_matrix([linear for linear in linears if isinstance(linear, nn.Linear)])
-            if quantized:
-                weight = quantize(weight, quantized)
+            if int8:
+                weight = quantize(weight, "int8")
         self.weight = weight
         self.nbytes = int(weight.nbytes)
         self._device, dtype = _parameters(linears[0]).device, _parameters(linears[0]).dtype
@@ -69,7 +69,7 @@ class Product:
         facts = sm_count(self._device), capability(self._device), batch
         self._problem = Problem(out, linears[0].in_features, dtype, pattern, *facts)
         if uses_kernels(self._device):
-            variant = tuned.fastest(self._candidates(quantized), _searched(self._problem), self._device)
+            variant = tuned.fastest(self._candidates(int8), _searched(self._problem), self._device)
             self.variant = variant.name
             self._run = self._right(variant, sums)
         else:
@@ -83,13 +83,13 @@ class Product:
         self.calls += 1
         return self.sums
 
-    def _candidates(self, quantized: str | None) -> list[Variant]:
+    def _candidates(self, int8: bool) -> list[Variant]:
         problem, several = self._problem, self._problem.tokens > 1
-        if several and (quantized or problem.dtype == torch.float16):
-            what = f"{quantized} weights" if quantized else "float16, which has no room for sums before a norm's scaling"
+        if several and (int8 or problem.dtype == torch.float16):
+            what = "int8 weights" if int8 else "float16, which has no room for sums before a norm's scaling"
             raise Unfusable(f"no fused step for several prompts at once with {what}")
         if not self.packed:
-            names = [("dense", "linear"), ("dense", "gemm")] if several else [("quantized", quantized) if quantized else ("dense", "gemv")]
+            names = [("dense", "linear"), ("dense", "gemm")] if several else [("quantized", "int8") if int8 else ("dense", "gemv")]
             return [variant for variant in (registry.find(*name) for name in names) if variant.serves(problem.tokens)]
         alternatives: Sequence[Sequence[tuple[str, str]]] = (
             ((("spmm", "tile"),), (("spmm", "expand"),))

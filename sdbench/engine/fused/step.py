@@ -18,11 +18,11 @@ TILE = 32
 
 
 class _Layer:
-    def __init__(self, part: LayerPlan, attention: Attention, sums: Sums, quantized: str | None, batch: int):
+    def __init__(self, part: LayerPlan, attention: Attention, sums: Sums, int8: bool, batch: int):
         self.input_gamma, self.post_gamma = part.input_gamma, part.post_gamma
         self.attention = attention
         self.qkv, self.o, self.gate_up, self.down = (
-            Product(linears, sums, quantized, batch) for linears in (part.qkv, [part.o], part.gate_up, [part.down])
+            Product(linears, sums, int8, batch) for linears in (part.qkv, [part.o], part.gate_up, [part.down])
         )
 
 
@@ -33,8 +33,7 @@ class FusedStep:
         plan: The model.
         length: Positions of the static cache.
         most_ids: Most tokens of a reply after its first.
-        quantized: ``"int8"`` or ``"fp8"`` for a dense model with weight-only 8-bit linears.
-        slices: Slices of attention; None for what suits the device and the length.
+        int8: Weight-only int8 linears, of a dense model.
         batch: Sequences.
 
     Attributes:
@@ -46,28 +45,17 @@ class FusedStep:
         values: As ``keys``.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        length: int,
-        most_ids: int,
-        *,
-        quantized: str | None = None,
-        slices: int | None = None,
-        batch: int = 1,
-    ):
+    def __init__(self, plan: Plan, length: int, most_ids: int, *, int8: bool = False, batch: int = 1):
         self.plan = plan
         heads, device = plan.heads, plan.device
         self._dependent = capability(device) >= 90
         shape = len(plan.layers), batch, heads.key_value, length, heads.size
         self.keys, self.values = (torch.zeros(shape, dtype=plan.dtype, device=device) for _ in range(2))
-        self.slices = slices or slices_for(length, heads.key_value * batch, sm_count(device), TILE)
+        self._slices = slices_for(length, heads.key_value * batch, sm_count(device), TILE)
         cos, sin = plan.angles(length)
         sums: Sums = {}
         self._layers = [
-            _Layer(
-                part, Attention(heads, part.attention, keys, values, cos, sin, self.slices, TILE, self._dependent), sums, quantized, batch
-            )
+            _Layer(part, Attention(heads, part.attention, keys, values, cos, sin, self._slices, TILE, self._dependent), sums, int8, batch)
             for part, keys, values in zip(plan.layers, self.keys, self.values, strict=True)
         ]
         # One sequence has a kernel that finds the argmax as it multiplies.
@@ -92,7 +80,7 @@ class FusedStep:
     @property
     def kernels(self) -> int | None:
         """Launches of a step of one sequence on a GPU; None for several, whose products may be more than one launch."""
-        return None if self._head else len(self._layers) * (8 + (self.slices > 1)) + 3
+        return None if self._head else len(self._layers) * (8 + (self._slices > 1)) + 3
 
     def start(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         """Puts the first token of each reply in place; the cache holds every position before it."""
