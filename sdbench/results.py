@@ -1,18 +1,16 @@
-"""Results on disk: strict JSON, append-only JSONL, CSV, and the run directory that an interrupted run resumes from."""
+"""Results on disk: strict JSON, append-only JSONL, and the run directory that an interrupted run resumes from."""
 
-import csv
 import fcntl
 import json
 import logging
 import math
 import os
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
@@ -20,9 +18,6 @@ from pydantic_core import to_jsonable_python
 from sdbench.errors import ExitCode, SdbenchError, UsageError
 from sdbench.records import RUN_SCHEMA, Attempt, Outcome, RunRecord, differences
 from sdbench.versions import NO_COMMIT, git_state, versions
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Fault = Callable[[Mapping[str, Any]], str | None]
 """What is wrong with a record, in a few words; None for a good one."""
@@ -177,35 +172,6 @@ def _parse_object(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) else None
-
-
-def rows_to_frame(rows: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
-    """Rows as a data frame of Python objects: no guessing of types, so id ``"007"`` and answer ``"NA"`` stay texts."""
-    import pandas as pd  # half a second that reading and writing JSON does not need
-
-    frame = pd.DataFrame(list(rows), dtype=object)
-    return frame.where(frame.notna(), None)
-
-
-def csv_text(frame: "pd.DataFrame") -> str:
-    """A frame as CSV: texts quoted, lists and dicts as JSON, None empty."""
-    import pandas as pd
-
-    cells = [[strict_json(cell) if isinstance(cell, list | dict) else cell for cell in row] for row in frame.itertuples(index=False)]
-    # Without dtype=object pandas would turn the integers of a column with a gap into floats.
-    texts = pd.DataFrame(cells, columns=frame.columns, dtype=object)
-    return texts.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-
-
-def read_csv(path: Path | str) -> "pd.DataFrame":
-    """Reads a CSV file with every cell as the text that stands there: ``007``, ``None`` and ``NA`` unchanged, a missing one empty."""
-    import pandas as pd
-
-    # Not pandas' own parser: before version 3 it ended a text at a NUL byte.
-    csv.field_size_limit(sys.maxsize)  # the default, 128 KiB, is less than the ids of a long reply
-    with Path(path).open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        return pd.DataFrame(list(reader), columns=list(reader.fieldnames or ()), dtype=object)
 
 
 class RunDirectory:

@@ -226,7 +226,7 @@ def _of_row(key: Row, figure: Figure, before: Row, after: Row, base: SavedRun, n
     outcomes = _outcome(before), _outcome(after)
     if outcomes != ("correct", "correct"):
         verdict: Verdict = "broken" if outcomes[0] == "correct" else "better" if outcomes[1] == "correct" else "no ratio"
-        told = after.get("message") or after.get("us_reason")
+        told = after.get("message") or after.get("us_reason") or after.get("reason")
         yield Finding("same" if outcomes[0] == outcomes[1] else verdict, key, "outcome", *outcomes, reason=str(told) if told else None)
     elif _is_timed(base, new):
         yield _speed(key, before, after, fail_over, figure)

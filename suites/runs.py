@@ -10,9 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sdbench.csv_files import csv_text, rows_to_frame
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.records import RUN_SCHEMA, RunRecord, differences, flatten
-from sdbench.results import RunDirectory, csv_text, first_fault, read_jsonl, rows_to_frame, strict_json
+from sdbench.results import RunDirectory, first_fault, read_jsonl, strict_json
 from sdbench.suites.saved import KEYS, faults_of
 from sdbench.tables import Column, to_markdown
 

@@ -18,14 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from sdbench.csv_files import csv_text, read_csv, rows_to_frame
 from sdbench.errors import CheckFailed, SdbenchError, UsageError
 from sdbench.results import (
     RunDirectory,
     append_jsonl,
-    csv_text,
-    read_csv,
     read_jsonl,
-    rows_to_frame,
     strict_json,
     with_status,
     write_atomic,

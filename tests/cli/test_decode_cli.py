@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from sdbench.csv_files import read_csv
 from sdbench.errors import SdbenchError
-from sdbench.results import read_csv, read_jsonl, strict_json
+from sdbench.results import read_jsonl, strict_json
 
 SHORT = ("--tokens", 5, "--repeats", 1, "--warmup-tokens", 0, "--context", 4, "--no-baselines", "--device", "cpu")
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sdbench.results import read_csv, read_jsonl, strict_json
+from sdbench.csv_files import read_csv
+from sdbench.results import read_jsonl, strict_json
 
 ASKED = {"pattern": ["2:4"], "shapes": "o,down", "dtype": "bf16", "device": "cuda"}
 E2E = {
