@@ -23,7 +23,11 @@ class Attempt(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """The contents of ``run.json``; ``rows`` is how many ``rows.jsonl`` held when the last complete attempt ended, None if not recorded."""
+    """The contents of ``run.json``.
+
+    ``rows`` and ``samples`` are how many lines ``rows.jsonl`` and ``samples.jsonl`` held when the last complete attempt ended, None if not
+    recorded; ``samples`` is also None where the file is left out on purpose, as of runs that are kept without their replies.
+    """
 
     schema_: Literal["sdbench.run/1"] = Field(alias="schema")
     command: str
@@ -36,6 +40,7 @@ class RunRecord(BaseModel):
     outcome: Outcome = "running"
     outcome_reason: str | None = None
     rows: int | None = None
+    samples: int | None = None
     audit: list[Attempt] = []
 
     def found(self, attempt: int) -> dict[str, Any]:

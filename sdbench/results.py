@@ -291,7 +291,7 @@ class RunDirectory:
         attempt = self.record.audit[-1]
         attempt.ended, attempt.outcome, attempt.reason = _now(), outcome, reason
         if outcome == "complete":
-            self.record.rows = len(self.rows)
+            self.record.rows, self.record.samples = len(self.rows), len(self.samples)
         if self._was_complete and not any(line.get("attempt") == attempt.attempt for line in (*self.rows, *self.samples)):
             # An attempt that measured nothing takes nothing from a complete run.
             outcome, reason = "complete", None
@@ -335,6 +335,9 @@ class RunDirectory:
         if differing := differences([*earlier, fresh.facts(1)]):
             told = "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in differing.items())
             log.warning("%s: kept rows are not of this machine and code (%s, the last one now); reports tell them apart", self.path, told)
+        for name, held, counted in (("rows", self.rows, record.rows), ("samples", self.samples, record.samples)):
+            if counted and len(held) < counted:
+                log.warning("%s/%s.jsonl holds %d of %d %s: what is gone is measured again", self.path, name, len(held), counted, name)
         record.outcome, record.outcome_reason = "running", None
         number = len(record.audit) + 1
         record.audit.append(Attempt(attempt=number, started=_now(), resumed_rows=len(self.rows), changed=changed))

@@ -143,10 +143,23 @@ def read_run(path: Path) -> SavedRun:
     rows, samples = (read_jsonl(path / name, fault) if (path / name).exists() else [] for name, fault in faults_of(record.command).items())
     if record.outcome == "complete" and not rows:
         raise SdbenchError(f"{path / 'run.json'} says complete, but {path / 'rows.jsonl'} holds no row; restore it or run again")
-    if record.outcome == "complete" and record.rows is not None and len(rows) < record.rows:
-        what = f"{path / 'run.json'} says complete with {record.rows} rows, but {path / 'rows.jsonl'} holds {len(rows)}"
-        raise SdbenchError(f"{what}; restore it or run again")
+    _require_all(path, record, rows, samples)
     return SavedRun(path, record, rows, samples)
+
+
+def _require_all(path: Path, record: RunRecord, rows: Sequence[Row], samples: Sequence[Row]) -> None:
+    """Refuses files that hold less than ``run.json`` counted, and fewer samples than an arm's row, written after them, tells of."""
+    for name, held, counted in (("rows", rows, record.rows), ("samples", samples, record.samples)):
+        if record.outcome == "complete" and counted and len(held) < counted:
+            file, what = path / f"{name}.jsonl", f"{path / 'run.json'} says complete with {counted} {name}"
+            if file.exists():
+                raise SdbenchError(f"{what}, but {file} holds {len(held)}; restore it or run again")
+            raise SdbenchError(f'{what}, but {file} is missing; restore it, run again, or write "{name}": null there to leave it out')
+    answered = Counter(sample["arm"] for sample in last_of(samples, "arm", "example"))
+    for arm in last_of([row for row in rows if row["record"] == "arm"], "arm") if (path / "samples.jsonl").exists() else ():
+        if answered[arm["arm"]] < arm["examples"]:
+            what = f"{path / 'rows.jsonl'} tells of {arm['examples']} samples of arm {arm['arm']}"
+            raise SdbenchError(f"{what}, but {path / 'samples.jsonl'} holds {answered[arm['arm']]}; restore it or run again")
 
 
 def _holds_runs(folder: Path) -> bool:

@@ -80,3 +80,26 @@ def test_a_complete_run_records_how_many_rows_it_has(tmp_path: Path) -> None:
     with run(tmp_path) as directory:
         assert len(directory.rows) == 2
     assert saved(tmp_path)["rows"] == 2
+
+
+def test_a_complete_run_records_how_many_samples_it_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with run(tmp_path) as directory:
+        directory.add_row({"arm": "dense"})
+        for name in "abc":
+            directory.add_sample({"arm": "dense", "example": name})
+    assert saved(tmp_path)["samples"] == 3
+    with run(tmp_path):
+        pass
+    assert not caplog.records
+    lines = (tmp_path / "samples.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "samples.jsonl").write_text("".join(lines[:2]))
+    with run(tmp_path) as directory:
+        assert caplog.messages == [f"{tmp_path}/samples.jsonl holds 2 of 3 samples: what is gone is measured again"]
+        directory.add_sample({"arm": "dense", "example": "c"})
+    assert saved(tmp_path)["samples"] == 3
+    caplog.clear()
+    for name in ("rows.jsonl", "samples.jsonl"):
+        (tmp_path / name).unlink()
+    with run(tmp_path) as directory:
+        assert not directory.samples
+    assert [message.partition(" ")[2].partition(":")[0] for message in caplog.messages] == ["holds 0 of 1 rows", "holds 0 of 3 samples"]

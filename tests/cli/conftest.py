@@ -125,7 +125,7 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def saved_run(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a run directory by hand; ``recorded`` is how many rows its run.json speaks of."""
+    """Writes a run directory by hand; ``recorded`` is how many rows its run.json speaks of, ``replies`` how many samples."""
 
     def write(
         name: str,
@@ -134,6 +134,7 @@ def saved_run(tmp_path: Path) -> Callable[..., Path]:
         rows: Sequence[Any] = (),
         samples: Sequence[Any] = (),
         recorded: int | None = None,
+        replies: int | None = None,
         **record: Any,
     ) -> Path:
         folder = tmp_path / name
@@ -149,10 +150,11 @@ def saved_run(tmp_path: Path) -> Callable[..., Path]:
             "outcome": "complete",
             "audit": [{"attempt": 1, "started": "2026-12-01T00:00:00+00:00", "outcome": "complete"}],
         }
-        whole |= {} if recorded is None else {"rows": recorded}
+        whole |= {name: count for name, count in (("rows", recorded), ("samples", replies)) if count is not None}
         (folder / "run.json").write_text(json.dumps(whole | record))
         for file, lines in (("rows.jsonl", rows), ("samples.jsonl", samples)):
-            (folder / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
+            if lines or file == "rows.jsonl":
+                (folder / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
         return folder
 
     return write

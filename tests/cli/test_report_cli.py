@@ -259,7 +259,6 @@ class TestUnfinished:
     def test_nothing_measured_yet(self, command, arguments, sdbench, saved_run):
         folder = saved_run("run", command, arguments, outcome="interrupted", outcome_reason="Ctrl-C")
         (folder / "rows.jsonl").unlink()
-        (folder / "samples.jsonl").unlink()
         done = sdbench("report", "run")
         assert done.code == 0 and "NOT A COMPLETE RUN (Ctrl-C)" in done.out and ": nothing is measured yet" in done.out
         for form in ("markdown", "csv", "json"):
