@@ -6,7 +6,7 @@ from typing import Any
 
 from sdbench.errors import ExitCode, SdbenchError, UsageError
 from sdbench.suites.e2e.arms import CONTROL, DENSE, INT8
-from sdbench.suites.e2e.tables import ratio_cells
+from sdbench.suites.e2e.tables import kl_cell, ratio_cells
 from sdbench.suites.e2e.typed import difference
 from sdbench.suites.runs import Report, SavedRun, Table
 from sdbench.suites.statistics import difference_of_shares, mean_over_positions, ratio_of_means
@@ -127,8 +127,8 @@ def _fidelity_table(rows: Sequence[Row]) -> Table | None:
             row["arm"],
             str(len(row["seeds"])),
             str(row["questions"]),
-            f"{row['kl']:#.3g}",
-            f"{min(row['kl_of_draws']):#.3g}-{max(row['kl_of_draws']):#.3g}",
+            kl_cell(row["kl"]),
+            f"{kl_cell(min(row['kl_of_draws']))}-{kl_cell(max(row['kl_of_draws']))}",
             share(row["agreement"]),
             *ratio_cells(row["control_ratio"]),
         ]

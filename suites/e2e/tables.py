@@ -101,7 +101,7 @@ def fidelity_table(arms: Sequence[Row]) -> Table | None:
         [
             arm["arm"],
             prefill,
-            _figure(found["kl"], ".4f" if found["kl"] >= 1e-4 else ".1e"),
+            kl_cell(found["kl"]),
             share(found["agreement"]),
             f"{found['diverged']}/{found['questions']}",
             _figure(found["first_divergence"], "g"),
@@ -137,6 +137,11 @@ def harness_table(arms: Sequence[Row]) -> Table | None:
     ]
     lines = ["all positions, those of the prompt too, on the arm's own weights, without a chat template"]
     return Table("lm-evaluation-harness", HARNESS, cells, lines) if cells else None
+
+
+def kl_cell(kl: float) -> str:
+    """A KL with four decimals, and a small one with three figures: good calibrations differ there."""
+    return format(kl, ".4f" if kl >= 1e-3 else "#.3g")
 
 
 def ratio_cells(ratio: Mapping[str, float] | None) -> tuple[str, str]:

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from .test_report_cli import E2E, arm
+
 ARGUMENTS = {"model": "demo", "pattern": "2:4", "method": "wanda", "calib": ["decode"], "validation_examples": 2}
 
 
@@ -82,14 +84,21 @@ def test_patterns_and_methods_are_lines_of_their_own(draws, saved_run, sdbench):
         ["2:4", "wanda", "dense", "teacher-forced", "2"], ["2:4", "wanda", "dense", "decode", "2"],
         ["16:32", "wanda", "dense", "teacher-forced", "1"], ["16:32", "wanda", "dense", "decode", "1"],
     ]  # fmt: skip
-    assert "| 2:4 | wanda | dense | decode | 2 | 3 | 0.786 | 0.625-1.00 |" in sdbench("pool", "a", "b", "--format", "markdown").out
+    assert "| 2:4 | wanda | dense | decode | 2 | 3 | 0.7857 | 0.6250-1.0000 |" in sdbench("pool", "a", "b", "--format", "markdown").out
     assert sdbench("pool", "a", "--format", "csv").out.splitlines()[0].startswith('"pattern","method","prefill","arm"')
 
 
-def test_a_small_kl_has_three_figures(saved_run, sdbench):
-    saved_run("a", "e2e", ARGUMENTS | {"seed": 0}, [fidelity("decode", "q1", 3.3e-05, 10)])
-    saved_run("b", "e2e", ARGUMENTS | {"seed": 1}, [fidelity("decode", "q1", 0.00057, 10)])
-    assert "| 0.000302 | 3.30e-05-0.000570 |" in sdbench("pool", "a", "b", "--format", "markdown").out
+@pytest.mark.parametrize(
+    ("kl", "text"),
+    [(24.75, "24.7500"), (0.5118, "0.5118"), (0.00143, "0.0014"), (0.00057, "0.000570"), (3.3e-05, "3.30e-05"), (0.0, "0.00")],
+)
+def test_a_kl_reads_the_same_in_a_pool_and_in_a_run(saved_run, sdbench, kl, text):
+    """Three figures of a small one, and four decimals of any other."""
+    found = {"kl": kl, "agreement": 0.5, "diverged": 0, "questions": 1, "first_divergence": None, "control_ratio": None}
+    rows = [arm(name, 100.0, fidelity={"dense": found} if name == "decode" else None) for name in ("dense", "decode")]
+    saved_run("a", "e2e", E2E | ARGUMENTS | {"seed": 0}, [*rows, fidelity("decode", "q1", kl, 10)])
+    assert f"| decode | dense | {text} |" in sdbench("report", "a", "--format", "markdown").out
+    assert f"| decode | 1 | 1 | {text} | {text}-{text} |" in sdbench("pool", "a", "--format", "markdown").out
 
 
 def answered(arm: str, matches: dict[str, bool], eos: int = 2, truncated: int = 0) -> dict[str, Any]:
