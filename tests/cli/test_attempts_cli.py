@@ -81,10 +81,11 @@ def test_told_when_it_happens_and_in_its_own_report(sdbench, tmp_path, monkeypat
     monkeypatch.setattr(results, "git_state", lambda: {"commit": "9876543210", "dirty": False})
     done = sdbench(*call)
     told = "run: kept rows are not of this machine and code (cpu.model one, two; git.commit 0123456789, 9876543210, the last one now)"
-    assert [record.message for record in caplog.records] == [f"{told}; reports tell them apart"]
+    lost = f"run/rows.jsonl holds {len(kept)} of {len(rows)} rows: what is gone is measured again"
+    assert [record.message for record in caplog.records] == [f"{told}; reports tell them apart", lost]
     first, second, third = done.out.splitlines()[:3]
     assert first.startswith("ROWS OF 2 ATTEMPTS that differ in cpu, git:")
     assert "(8x32) on CPU" in second and "commit 0123456" in second and "(8x64) on CPU" in third and "commit 9876543" in third
     assert all(line in (tmp_path / "run/report.md").read_text() for line in (first, second, third))
     assert sdbench("report", "run").out.split("\n", 1)[1] == done.out
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == 2

@@ -88,12 +88,13 @@ def test_a_damaged_row_is_told(command, number, changes, fault, sdbench, saved_r
 
 def test_a_damaged_sample_is_told(sdbench, saved_run):
     sample = SAMPLE | {"arm": "dense", "example": "q1"}
-    saved_run("good", *("e2e", *GOOD["e2e"]), [sample])
+    rows = [arm("dense", 100.0, examples=1)]
+    saved_run("good", "e2e", E2E, rows, [sample])
     for name, changes, fault in (
         ("text", {"match": "yes"}, "match: Input should be a valid boolean"),
         ("hash", {"prompt_hash": None}, "prompt_hash: Input should be a valid string"),
     ):
-        saved_run(name, *("e2e", *GOOD["e2e"]), [sample | changes])
+        saved_run(name, "e2e", E2E, rows, [sample | changes])
         sdbench("compare", "good", name).refuses(1, f"{name}/samples.jsonl, line 1: a sample with a fault ({fault})")
 
 
