@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3Config
 
+from sdbench.engine.fused import launches as fused_launches
 from sdbench.engine.fused import products, step
 from sdbench.engine.fused.plan import plan
 from sdbench.kernels import launching
@@ -84,7 +85,7 @@ def recorded(capability: int) -> Iterator[list[Launch]]:
         # The products are compiled with the other variants.
         stack.enter_context(patch.object(gemv, "gemv_kernel"))
         # What lies nowhere cannot be compared.
-        stack.enter_context(patch.object(products, "trouble", lambda *arguments, **others: None))
+        stack.enter_context(patch.object(fused_launches, "trouble", lambda *arguments, **others: None))
         for module in (norm, gate, attention, head, products):
             stack.enter_context(patch.object(module, "uses_kernels", lambda device: True))
         for module in (step, products):

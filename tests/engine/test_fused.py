@@ -10,6 +10,7 @@ from transformers import LlamaConfig, MistralConfig, PretrainedConfig, PreTraine
 
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.engine.fused import FusedDecoder, Unfusable
+from sdbench.engine.fused import launches as launches_module
 from sdbench.engine.fused import plan as plan_module
 from sdbench.engine.fused import products as products_module
 from sdbench.engine.greedy import Reply, greedy
@@ -251,9 +252,10 @@ def test_a_product_that_is_a_little_wrong_is_not_timed(
 
         return replace(variant, launch=launch, default=lambda problem: {**variant.default(problem), "number": 4})
 
-    monkeypatch.setattr(products_module.registry, "find", found)
+    monkeypatch.setattr(launches_module, "_QUICKEST", {})
+    monkeypatch.setattr(launches_module.registry, "find", found)
     monkeypatch.setattr(
-        products_module.tuned,
+        launches_module.tuned,
         "lookup",
         lambda variant, problem, device: ({**variant.default(problem), "number": 2}, "cache"),
     )

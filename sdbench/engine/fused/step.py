@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from sdbench.engine.fused.launches import input_dtype
 from sdbench.engine.fused.plan import LayerPlan, Plan
-from sdbench.engine.fused.products import Product, Sums, input_dtype
+from sdbench.engine.fused.products import Product, Sums
 from sdbench.kernels.decode.attention import Attention, slices_for
 from sdbench.kernels.decode.gate import gate
 from sdbench.kernels.decode.head import LOWEST, SLOTS, advance, head, pick
