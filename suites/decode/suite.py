@@ -180,7 +180,7 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
                         directory.add_row({"record": "decode" if way.batch == 1 else "batch", **row})
                     done[_way_key(way)] = row
                     task.advance()
-                # Last, since the dense weights come to the GPU for it, which the last way's cache leaves.
+                # Last, since the dense weights come to the GPU for it, which the last way's cache leaves, and stay there.
                 gc.collect()
                 asked = [_prompts(loaded, options, context, 1)[0] for context in contexts]
                 for found in in_turn(loaded.model, packed, linears, asked, options.repeats):
