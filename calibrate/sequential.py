@@ -5,7 +5,7 @@ already, and all linears of a block are pruned from one pass through the block a
 (`sdbench.streaming`) are in memory for the block whose turn it is.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from sdbench.calibrate.stages import Stages
 from sdbench.engine.phase import phase
 from sdbench.errors import CheckFailed, SdbenchError
 from sdbench.pattern import Pattern
+from sdbench.progress import Progress, silent
 from sdbench.streaming import resident
 from sdbench.timing import relative_error, within
 
@@ -50,6 +51,7 @@ def prune_sequentially(
     method: str,
     weighting: Weighting = "uniform",
     stages: Stages | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[str, Pruned]]:
     """Prunes the blocks in order, each calibrated on the pruned ones before it; between two steps the model is what it was.
 
@@ -63,6 +65,7 @@ def prune_sequentially(
         method: A name in `METHODS`.
         weighting: Weight of a row within its text.
         stages: Is told how long ``collection`` and ``pruning`` took.
+        progress: Where to report forwards.
 
     Returns:
         An iterator of names and pruned weights in the order of the blocks, as `prune_linears` gives them.
@@ -74,7 +77,7 @@ def prune_sequentially(
     """
     prune_linears(linears, {}, pattern, method)
     find_blocks(model, linears)
-    return _prune_sequentially(model, linears, texts, pattern, method, weighting, stages or Stages(model.device))
+    return _prune_sequentially(model, linears, texts, pattern, method, weighting, stages or Stages(model.device), progress)
 
 
 def _prune_sequentially(
@@ -85,10 +88,11 @@ def _prune_sequentially(
     method: str,
     weighting: Weighting,
     stages: Stages,
+    progress: Progress | None,
 ) -> Iterator[tuple[str, Pruned]]:
     needs = lookup("method", method, METHODS).needs
     with stages("collection"):
-        walk = BlockWalk(model, linears, texts, weighting)
+        walk = BlockWalk(model, linears, texts, weighting, progress)
     stages.hidden = walk.hidden
     for inside in walk:
         with stages("collection"):
@@ -110,6 +114,7 @@ def collect_by_block(
     kind: StatisticsKind,
     weighting: Weighting = "uniform",
     stages: Stages | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[dict[str, InputSums]]:
     """The sums of `sdbench.calibrate.replay.collect_sums`, a block at a time: all of them together may be larger than the model.
 
@@ -120,6 +125,7 @@ def collect_by_block(
         kind: ``"sum_sq"`` or ``"hessian"``.
         weighting: Weight of a row within its text.
         stages: Is told where the hidden states lie.
+        progress: Where to report forwards.
 
     Yields:
         One block's sums by layer; none for a block without layers. Until the next one is asked for, the block's weights are in memory.
@@ -128,7 +134,7 @@ def collect_by_block(
         SdbenchError: A linear outside of the blocks, or no row.
         CheckFailed: See `prune_sequentially`; before the first block.
     """
-    walk = BlockWalk(model, linears, texts, weighting)
+    walk = BlockWalk(model, linears, texts, weighting, progress)
     if stages is not None:
         stages.hidden = walk.hidden
     for inside in walk:
@@ -166,6 +172,7 @@ class BlockWalk:
         linears: Layers by dotted name, all inside one list of blocks.
         texts: What to replay.
         weighting: Weight of a row within its text.
+        progress: Where to report forwards; None for nowhere.
 
     Attributes:
         hidden: Bytes of the hidden states of all texts' positions, and where they lie between two blocks.
@@ -175,15 +182,23 @@ class BlockWalk:
         CheckFailed: The blocks are no chain.
     """
 
-    def __init__(self, model: Any, linears: Mapping[str, nn.Linear], texts: Sequence[CalibrationText], weighting: Weighting):
-        self._model, self._linears = model, linears
+    def __init__(
+        self,
+        model: Any,
+        linears: Mapping[str, nn.Linear],
+        texts: Sequence[CalibrationText],
+        weighting: Weighting,
+        progress: Progress | None = None,
+    ):
+        self._model, self._linears, self._progress = model, linears, progress or silent()
         self._blocks = find_blocks(model, linears)
         self._batches = batches(model, texts, weighting)
         config = model.config.get_text_config()
         nbytes = sum(batch.ids.numel() for batch in self._batches) * config.hidden_size * model.dtype.itemsize
         self._rest = _resting_place(model.device, nbytes)
         self.hidden: dict[str, int | str] = {"bytes": nbytes, "device": self._rest.type}
-        self._hidden, self._calls = _record_calls(model, self._blocks, self._batches, self._rest)
+        with self._progress.task("statistics: first forward", len(self._blocks) + len(self._batches) - 1) as task:
+            self._hidden, self._calls = _record_calls(model, self._blocks, self._batches, self._rest, task.advance)
         self._prefix = ""
 
     def __iter__(self) -> Iterator[dict[str, nn.Linear]]:
@@ -196,33 +211,36 @@ class BlockWalk:
         """Sums of the linears of the block where the walk is, and with ``advance`` the next one's hidden states from the same forwards."""
         collector = Collector(self._model, self._inside(), {"prefill"}, kind)
         with collector:
-            self._run(advance)
+            self._run("statistics", advance)
         return collector.sums()
 
     def advance(self) -> None:
         """Runs the block with the weights that are in place."""
-        self._run(advance=True)
+        self._run("outputs", advance=True)
 
     def _inside(self) -> dict[str, nn.Linear]:
         return {name: linear for name, linear in self._linears.items() if name.startswith(f"{self._prefix}.")}
 
-    def _run(self, advance: bool) -> None:
+    def _run(self, what: str, advance: bool) -> None:
         block = self._blocks[self._prefix]
-        for number, (batch, call) in enumerate(zip(self._batches, self._calls[self._prefix], strict=True)):
-            with phase("prefill", rows=batch.rows):
-                output = _run(block, self._hidden[number].to(batch.ids.device), call)
-            if advance:
-                self._hidden[number] = output.to(self._rest)
+        with self._progress.task(f"{what}: {self._prefix}", len(self._batches)) as task:
+            for number, (batch, call) in enumerate(zip(self._batches, self._calls[self._prefix], strict=True)):
+                with phase("prefill", rows=batch.rows):
+                    output = _run(block, self._hidden[number].to(batch.ids.device), call)
+                if advance:
+                    self._hidden[number] = output.to(self._rest)
+                task.advance()
 
 
 @torch.no_grad()
 def _record_calls(
-    model: Any, blocks: Mapping[str, nn.Module], replays: Sequence[Batch], rest: torch.device
+    model: Any, blocks: Mapping[str, nn.Module], replays: Sequence[Batch], rest: torch.device, on_step: Callable[[], None]
 ) -> tuple[list[Tensor], dict[str, list[_Call]]]:
     """Each batch's hidden states before the first block, and each block's call for each batch.
 
     The first batch runs through the dense model, and each block must be given what the block before it gave: else something happens in
-    between. Of the others only the calls are wanted, so that the blocks hand on what they are given.
+    between. Of the others only the calls are wanted, so that the blocks hand on what they are given. ``on_step`` is called after each block
+    of the first batch and after each other batch.
     """
     hidden: list[Tensor] = []
     calls: dict[str, list[_Call]] = {prefix: [] for prefix in blocks}
@@ -249,6 +267,7 @@ def _record_calls(
         # Beside the states there may be more, which the model expects again.
         outputs[prefix] = None if isinstance(output, Tensor) else output[1:]
         running.close()
+        on_step()
 
     forward = replayed(model)
     with ExitStack() as hooks, phase("prefill"):
@@ -269,6 +288,7 @@ def _record_calls(
             hooks.enter_context(_handing_on(block, outputs.get(prefix)))
         for batch in replays[1:]:
             forward(batch.ids)
+            on_step()
     for prefix, found in calls.items():
         if len(found) != len(replays):
             raise CheckFailed(

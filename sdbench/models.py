@@ -197,6 +197,7 @@ def open_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, progre
     if spec.kind == "gguf":
         raise UsageError(f"--stream: {Path(spec.source).name} is converted as a whole; give a folder with safetensors")
     folder, spec = locate_model(spec, tell)
+    tell(f"opening {spec.source}, one block at a time")
     with _one_line(spec):
         if spec.kind == "random":
             model, tokenizer = _random_on_meta(spec.source, folder, dtype)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 
 LINE_SECONDS = 15
-"""Least time between two progress lines of one task where there is no terminal."""
+"""Least time between two progress lines of one task, and from any line to the first of a new task, where there is no terminal."""
 
 
 class Progress:
@@ -25,6 +25,7 @@ class Progress:
         self.console = console or Console(stderr=True, highlight=False)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bars = RichProgress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        self._last_line = time.monotonic()
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -36,6 +37,7 @@ class Progress:
     def note(self, text: str) -> None:
         """Prints one line, verbatim."""
         self.console.print(text, markup=False, emoji=False, soft_wrap=True)
+        self._last_line = time.monotonic()
 
     @contextmanager
     def task(self, label: str, total: int) -> Iterator["Task"]:
@@ -47,13 +49,19 @@ class Progress:
             self._bars.remove_task(bar)
 
 
+def silent() -> Progress:
+    """Reports nothing: for callers that do not ask."""
+    return Progress(Console(quiet=True))
+
+
 class Task:
     """One piece of long work; made by :meth:`Progress.task`."""
 
     def __init__(self, progress: Progress, bar: TaskID, label: str, total: int):
         self._progress, self._bar, self._label, self._total = progress, bar, label, total
         self._done = 0
-        self._last_line = time.monotonic()
+        # Many short tasks may not be silent for longer than one.
+        self._last_line = progress._last_line
 
     def advance(self, steps: int = 1) -> None:
         """Counts finished steps."""

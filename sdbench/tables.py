@@ -1,6 +1,7 @@
 """Tables for terminals and Markdown. A figure is never cut: a table that is too wide becomes several, each with the key columns."""
 
 import html
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ GAP = 3
 """Characters a column adds to its width: a space of padding on each side and, between two columns, rich's divider."""
 
 PIPE_WIDTH = 100_000
-"""Width of standard output that is no terminal: a file has no edge, so there a table is never divided."""
+"""Width of standard output that is no terminal, where $COLUMNS asks for none: a file has no edge, so there a table is never divided."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,13 @@ def render_table(
         columns: Headings and kinds.
         rows: Formatted cells, one a column; printed verbatim, never read as markup or emoji codes.
         title: A line above the table.
-        console: Where to print; None for standard output, as wide as its terminal or, without one, as the table.
+        console: Where to print; None for standard output, as wide as its terminal or, without one, as $COLUMNS or else the table.
 
     Raises:
         ValueError: A row has more or fewer cells than there are columns.
     """
     _require_cells(columns, rows)
-    console = console or Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = console or Console(file=sys.stdout, width=None if sys.stdout.isatty() else _pipe_width())
     if title:
         console.print(Text(title, style="bold"), soft_wrap=True)
     widths = [_width(column, [row[index] for row in rows], console.width) for index, column in enumerate(columns)]
@@ -82,6 +83,14 @@ def to_markdown(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str
     lines = [[_escape(column.name) for column in columns], ["---:" if column.figure else "---" for column in columns]]
     lines += [[_escape(cell) for cell in row] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _pipe_width() -> int:
+    """$COLUMNS, unless it is no positive whole number: as :func:`shutil.get_terminal_size` reads it."""
+    try:
+        return max(int(os.environ["COLUMNS"]), 0) or PIPE_WIDTH
+    except (KeyError, ValueError):
+        return PIPE_WIDTH
 
 
 def _require_cells(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:

@@ -12,6 +12,8 @@ import torch
 if not torch.cuda.is_available():
     # Triton decides at its import whether kernels are interpreted.
     os.environ["TRITON_INTERPRET"] = "1"
+# Of the terminal that the tests are started from; what they print is laid out by it.
+os.environ.pop("COLUMNS", None)
 
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 

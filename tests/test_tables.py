@@ -1,6 +1,7 @@
 """Tables: CASES row 23, no column of figures is cut at any width."""
 
 import io
+import os
 import subprocess
 import sys
 
@@ -117,9 +118,26 @@ render_table([Column("arm", key=True)] + [Column(f"c{n}", figure=True) for n in 
 """
 
 
+def piped(columns: str | None) -> list[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    environment |= {} if columns is None else {"COLUMNS": columns}
+    return subprocess.run([sys.executable, "-c", PIPED], capture_output=True, text=True, check=True, env=environment).stdout.splitlines()
+
+
 def test_cases_23_piped_output_is_one_whole_table() -> None:
-    lines = subprocess.run([sys.executable, "-c", PIPED], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert lines[-1].split() == ["dense"] + ["123456.78"] * 30
+    assert piped(None)[-1].split() == ["dense"] + ["123456.78"] * 30
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_piped_output_is_as_wide_as_asked_for(columns: str) -> None:
+    lines = piped(columns)
+    assert int(columns) - 12 < max(map(len, lines)) <= int(columns)
+    assert sum(line.split().count("123456.78") for line in lines) == 30
+
+
+@pytest.mark.parametrize("columns", ["0", "-5", "wide", "80.5", ""])
+def test_a_width_that_is_none_is_passed_over(columns: str) -> None:
+    assert piped(columns) == piped(None)
 
 
 def test_a_table_without_rows_has_its_heading() -> None:

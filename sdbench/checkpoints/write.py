@@ -121,7 +121,7 @@ def write_checkpoint(
             on_tensor()
 
     with draft_of(output) as draft:
-        hashes = _write_shards(draft, entries(), shard_bytes)
+        hashes, weights = _write_shards(draft, entries(), shard_bytes)
         config = model.config.to_dict()
         config.pop("quantization_config", None)
         # What from_config leaves out: the class, which serving stacks go by, and the number type.
@@ -133,7 +133,8 @@ def write_checkpoint(
             model.generation_config.to_json_file(draft / "generation_config.json")
         if tokenizer is not None:
             tokenizer.save_pretrained(draft)
-        files = {path.relative_to(draft).as_posix(): file_sha256(path) for path in sorted(draft.rglob("*")) if path.is_file()}
+        names = [path.relative_to(draft).as_posix() for path in sorted(draft.rglob("*")) if path.is_file()]
+        files = {name: weights.get(name) or file_sha256(draft / name) for name in names}
         provenance = make_provenance(origin, kind, hashes, files)
         write_atomic(draft / PROVENANCE_FILE, strict_json(provenance, indent=2) + "\n")
     return provenance
@@ -161,10 +162,11 @@ def draft_of(output: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write_shards(folder: Path, entries: Iterator[dict[str, Tensor]], limit: int) -> dict[str, str]:
-    """Writes one weight file after the other, holding no more than one in memory; returns each tensor's SHA-256."""
+def _write_shards(folder: Path, entries: Iterator[dict[str, Tensor]], limit: int) -> tuple[dict[str, str], dict[str, str]]:
+    """Writes one weight file after the other, holding no more than one in memory; returns each tensor's and each file's SHA-256."""
     hashes: dict[str, str] = {}
     shards: list[list[str]] = []
+    digests: list[str] = []
     pending: dict[str, Tensor] = {}
     total = 0
 
@@ -174,6 +176,8 @@ def _write_shards(folder: Path, entries: Iterator[dict[str, Tensor]], limit: int
         save_file(pending, _part(folder, len(shards)), metadata={"format": "pt"})
         # safetensors makes it private, unlike every other file here.
         _part(folder, len(shards)).chmod(0o644)
+        # Here and not at the end, where no step of progress is left for it.
+        digests.append(file_sha256(_part(folder, len(shards))))
         pending = {}
 
     for entry in entries:
@@ -186,14 +190,16 @@ def _write_shards(folder: Path, entries: Iterator[dict[str, Tensor]], limit: int
     flush()
     if len(shards) == 1:
         _part(folder, 1).rename(folder / WEIGHTS)
-        return hashes
+        return hashes, {WEIGHTS: digests[0]}
     weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
+    files: dict[str, str] = {}
+    for number, (names, digest) in enumerate(zip(shards, digests, strict=True), start=1):
         final = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         _part(folder, number).rename(folder / final)
         weight_map |= dict.fromkeys(names, final)
+        files[final] = digest
     write_atomic(folder / INDEX, strict_json({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n")
-    return hashes
+    return hashes, files
 
 
 def _part(folder: Path, number: int) -> Path:

@@ -24,7 +24,7 @@ def print_report(report: "Report", file: TextIO | None = None) -> None:
 
     Args:
         report: What to print.
-        file: Where to; None for standard output, whose table is as wide as its terminal.
+        file: Where to, as wide as the table; None for standard output, as wide as its terminal or as $COLUMNS asks.
     """
     from rich.console import Console
 

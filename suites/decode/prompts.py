@@ -5,7 +5,6 @@ run within the same fraction of a second, again and again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ def in_turn(
     Args:
         model: With its packed linears in place.
         packed: Those modules by name.
-        linears: What was there before, by the same names; their weights come to the GPU for as long as this takes.
+        linears: What was there before, by the same names; their weights come to the GPU, and stay where there is room for all.
         prompts: Token ids.
         pairs: Times that both are measured, one right after the other; which comes first changes each time.
 
@@ -35,20 +34,20 @@ def in_turn(
         ``dense_seconds`` and ``pruned_seconds``, and ``ratio``, the first over the second of each pair: p20, p50 and p80; None with an
         ``outcome`` and a ``reason`` where the GPU has no room for both.
     """
-    with _beside(linears, packed) if prompts else nullcontext() as lacking:
-        for prompt in prompts:
-            seconds, reason = [], lacking
-            try:
-                seconds = [] if reason else _pairs(model, packed, linears, prompt, pairs)
-            except torch.OutOfMemoryError as error:
-                reason = _one_line(error)
-            figures = {
-                "dense_seconds": [dense for dense, _ in seconds],
-                "pruned_seconds": [pruned for _, pruned in seconds],
-                "ratio": [dense / pruned for dense, pruned in seconds],
-            }
-            row = {"context": len(prompt), "outcome": "out_of_resources" if reason else "correct", "reason": reason, "pairs": pairs}
-            yield row | {name: found.as_dict() if (found := summarise(each)) else None for name, each in figures.items()}
+    lacking = _bring(linears, packed) if prompts else None
+    for prompt in prompts:
+        seconds, reason = [], lacking
+        try:
+            seconds = [] if reason else _pairs(model, packed, linears, prompt, pairs)
+        except torch.OutOfMemoryError as error:
+            reason = _one_line(error)
+        figures = {
+            "dense_seconds": [dense for dense, _ in seconds],
+            "pruned_seconds": [pruned for _, pruned in seconds],
+            "ratio": [dense / pruned for dense, pruned in seconds],
+        }
+        row = {"context": len(prompt), "outcome": "out_of_resources" if reason else "correct", "reason": reason, "pairs": pairs}
+        yield row | {name: found.as_dict() if (found := summarise(each)) else None for name, each in figures.items()}
 
 
 def _pairs(
@@ -67,20 +66,20 @@ def _pairs(
     return found[1:]
 
 
-@contextmanager
-def _beside(linears: Mapping[str, nn.Linear], packed: Mapping[str, PackedLinear]) -> Iterator[str | None]:
-    """Weights of the linears where the packed ones are, or why there is no room; afterwards where they were."""
-    homes, reason = {name: linear.weight.data for name, linear in linears.items()}, None
+def _bring(linears: Mapping[str, nn.Linear], packed: Mapping[str, PackedLinear]) -> str | None:
+    """Brings weights of the linears to where the packed ones are, or says why there is no room, and leaves them where they are.
+
+    They stay: that is where the end of the packed linears wants them, and copying them again takes half a minute on a large model.
+    """
+    homes = {name: linear.weight.data for name, linear in linears.items()}
     try:
-        try:
-            for name, linear in linears.items():
-                linear.weight.data = linear.weight.data.to(packed[name].packed.device)
-        except torch.OutOfMemoryError as error:
-            reason = _one_line(error)
-        yield reason
-    finally:
+        for name, linear in linears.items():
+            linear.weight.data = linear.weight.data.to(packed[name].packed.device)
+    except torch.OutOfMemoryError as error:
         for name, linear in linears.items():
             linear.weight.data = homes[name]
+        return _one_line(error)
+    return None
 
 
 def _one_line(error: Exception) -> str:

@@ -96,7 +96,7 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
                         if done[tried]["outcome"] != "constraint":
                             break
                     task.advance()
-                # Last, since the dense weights come to the GPU for it, which the last way's cache leaves.
+                # Last, since the dense weights come to the GPU for it, which the last way's cache leaves, and stay there.
                 gc.collect()
                 asked = [_prompts(loaded, options, context, 1)[0] for context in contexts]
                 for found in in_turn(loaded.model, packed, linears, asked, options.repeats):

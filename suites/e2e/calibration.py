@@ -197,7 +197,7 @@ def prune(
     if METHODS[method].needs == "none":
         results = stages.timed("pruning", _prune_each(options, linears))
     elif options.sequential:
-        results = prune_sequentially(loaded.model, linears, texts, pattern, method, weighting, stages)
+        results = prune_sequentially(loaded.model, linears, texts, pattern, method, weighting, stages, progress)
     else:
         turns = given if given is not None else sums_in_turn(options, loaded, linears, texts, progress, label, stages)
         results = _prune_in_turn(options, linears, stages.timed("collection", turns), stages)
@@ -232,7 +232,7 @@ def sums_in_turn(
     if kind == "none":
         return
     if kind == "hessian" or loaded.stream:
-        turns = collect_by_block(loaded.model, linears, texts, kind, weighting, stages)
+        turns = collect_by_block(loaded.model, linears, texts, kind, weighting, stages, progress)
         try:
             first = next(turns)
         except SdbenchError as error:

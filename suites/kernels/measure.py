@@ -41,7 +41,7 @@ class Measurement:
         patterns: Patterns of the pruned weights.
         shapes: Layer name -> (out_features, in_features).
         dtype: Dtype of the weights.
-        device: Where to run; a CPU checks the defaults in the interpreter, on reduced shapes, without timings.
+        device: Where to run; a CPU checks the defaults in the interpreter, large shapes reduced, without timings.
         variants: Names of variants; empty for all.
         seed: Seed of weights and inputs.
         effort: How much is searched where the user's cache holds no choice.
@@ -91,7 +91,7 @@ class Measurement:
         }
 
     def case(self, product: Product) -> Case:
-        """What runs for a product: on a CPU a smaller shape."""
+        """What runs for a product: on a CPU a smaller shape where it is large."""
         variant, layer, pattern, tokens = product
         shape = self.shapes[layer] if self.device.type == "cuda" else reduced(self.shapes[layer], pattern)
         return Case.of(variant, shape, self.dtype, pattern, self.device, self.seed, tokens)

@@ -16,6 +16,9 @@ from sdbench.timing import copies_needed
 Shape = tuple[int, int]
 """(out_features, in_features)."""
 
+_WHOLE: Shape = (64, 256)
+"""Rows and columns up to which the interpreter has a shape as it is."""
+
 _REDUCTION = 64
 _LEAST_ROWS = 40
 
@@ -92,7 +95,9 @@ def make_operand(
 
 
 def reduced(shape: Shape, pattern: Pattern | None) -> Shape:
-    """A shape small enough for the interpreter, with a width that is no multiple of 32 where the pattern allows it."""
+    """A shape small enough for the interpreter: itself, or one with a width that is no multiple of 32 where the pattern allows it."""
+    if shape[0] <= _WHOLE[0] and shape[1] <= _WHOLE[1]:
+        return shape
     group = pattern.group if pattern else WORD
     out_features, in_features = (-(-n // _REDUCTION) for n in shape)
     return min(shape[0], max(_LEAST_ROWS, out_features)), min(shape[1], -(-in_features // WORD) * WORD + group % WORD)

@@ -11,7 +11,7 @@ from sdbench.tables import Column
 
 SCHEMA, TUNE_SCHEMA = "sdbench.kernels/1", "sdbench.tune/1"
 
-NO_GPU = "no CUDA device: every variant is checked in Triton's interpreter on reduced shapes; there are no timings"
+NO_GPU = "no CUDA device: every variant is checked in Triton's interpreter, large shapes reduced; there are no timings"
 
 QUANTIZED = ("int8", "fp8")
 """Weight-only baselines. They stand beside the headline and not in it: it compares weights that keep their dtype."""
@@ -108,7 +108,7 @@ def judge(rows: Sequence[Row]) -> list[Row]:
 def table(rows: Sequence[Row]) -> tuple[list[Column], list[list[str]]]:
     """Columns and formatted cells, one row a (shape, pattern, variant), the baselines of a shape first.
 
-    Without a single timing the columns of figures give way to the reduced shape that was checked.
+    Without a single timing the columns of figures give way to the shape that was checked, reduced where it is large.
 
     Args:
         rows: Result rows of the suite.

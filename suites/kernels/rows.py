@@ -75,7 +75,8 @@ def result_row(case: Case, layer: str, of_shape: Shape, best: Trial, trials: Seq
     nbytes = None if best.nbytes is None else best.nbytes + case.tokens * case.shape[1] * case.dtype.itemsize
     gbps = nbytes / best.times.p50 / 1e3 if nbytes and best.times else None
     timeable = best.outcome == "constraint" or case.device.type == "cuda"
-    reason = best.message or "not timed" if timeable else "no GPU: checked in the interpreter on a reduced shape"
+    interpreted = "no GPU: checked in the interpreter" + ("" if case.shape == of_shape else " on a reduced shape")
+    reason = best.message or "not timed" if timeable else interpreted
     return trial_row(case, best) | {
         "layer": layer,
         "of_shape": list(of_shape),

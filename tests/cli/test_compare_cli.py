@@ -102,8 +102,8 @@ def test_no_figure_is_cut_on_80_columns(sdbench, runs, monkeypatch):
     """CASES 23."""
     out = io.StringIO()
     monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
     wide = sdbench("compare", "base", "new").out.splitlines()
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stdout", out)
     assert sdbench("compare", "base", "new").code == 4
     lines = [line for line in Text.from_ansi(out.getvalue()).plain.splitlines() if line.startswith(" ")]

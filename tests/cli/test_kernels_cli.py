@@ -67,6 +67,15 @@ def test_json_is_one_strict_document_and_nothing_else(sdbench):
     assert done.err.startswith("no CUDA device: every variant is checked in Triton's interpreter")
 
 
+def test_a_small_shape_is_checked_as_it_is(sdbench):
+    """Fewer rows or columns than what a large one is reduced to, or than a mask word has."""
+    done = sdbench("kernels", "--shapes", "1x4,9x40", "--device", "cpu", "--variant", "lane_row", "--json")
+    rows = [row for row in strict(done.out)["rows"] if row["outcome"] != "constraint"]
+    assert done.code == 0 and {tuple(row["shape"]) for row in rows} == {(1, 4), (9, 40)}
+    assert all(row["outcome"] == "correct" and row["shape"] == row["of_shape"] for row in rows)
+    assert {row["us_reason"] for row in rows} == {"no GPU: checked in the interpreter"}
+
+
 def test_output_holds_every_trial_and_resumes(sdbench, tmp_path, swap):
     call = (*TWO, "--shapes", "8x32,8x64", "--output", "run")
     first = sdbench(*call, "--json")
@@ -229,6 +238,7 @@ def test_nothing_that_could_run(sdbench):
         ("--pattern 2:3", "the group size must be one of 4, 8, 16, 32"),
         ("--pattern 2:4 --pattern 24", "write it as N:M"),
         ("--shapes 8x40 --pattern 16:32", "layer 8x40: in_features 40 is not a multiple of M=32"),
+        ("--shapes 8x2", "layer 8x2: in_features 2 is not a multiple of M=4 (pattern 2:4); "),
         ("--shapes 8x32,8", "--shapes: '8' in '8x32,8' is no shape; write OUTxIN"),
         ("--shapes 32X64", "--shapes: '32X64' is no shape; write 32x64"),
         ("--shapes=", "--shapes is empty: write OUTxIN, for example 4096x2560, or the name of a model: qwen3-0.6b, "),

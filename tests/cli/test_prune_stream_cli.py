@@ -3,6 +3,7 @@
 import gc
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -136,6 +137,38 @@ def test_progress_while_weights_are_drawn(sdbench, checkpoint, monkeypatch):
     done = sdbench("prune", *magnitude, "--model", f"random:{checkpoint()}", "--stream", "--output", "out")
     told = [line for line in done.err.splitlines() if line.startswith("hashing weights")]
     assert told == [f"hashing weights: {number}/3" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("mode", ["one pass", "sequential", "shard"])
+def test_progress_of_every_forward(mode, sdbench, checkpoint, monkeypatch):
+    """The first text goes through both blocks and the others up to them; then all of them go through one block after the other."""
+    monkeypatch.setattr("sdbench.progress.LINE_SECONDS", 0)
+    monkeypatch.setattr("sdbench.calibrate.replay.BATCH_POSITIONS", 1)
+    goal = ("--shard", "1/1", "--statistics", "shards") if mode == "shard" else ("--output", "out")
+    goal += ("--sequential",) if mode == "sequential" else ()
+    done = sdbench("prune", *SMALL, "--model", f"random:{checkpoint()}", "--calib", "prefill", "--stream", *goal)
+    assert done.code == 0, done.err
+    told = [line for line in done.err.splitlines() if line.startswith(("statistics", "outputs"))]
+    expected = [f"statistics: first forward: {number}/4" for number in (1, 2, 3, 4)]
+    for block in ("model.layers.0", "model.layers.1"):
+        for what in ("statistics", *(("outputs",) if mode == "sequential" else ())):
+            expected += [f"{what}: {block}: {number}/3" for number in (1, 2, 3)]
+    assert told == expected
+
+
+@pytest.mark.parametrize("kind", ["", "random:"], ids=["checkpoint", "random"])
+def test_what_lies_outside_of_the_blocks_is_brought_after_a_line(kind, sdbench, checkpoint, monkeypatch):
+    """An embedding is large, and nothing else is said before it is there."""
+    model, keep = checkpoint(), Stream.keep_outside
+
+    def keep_and_tell(self: Stream, blocks: Any) -> None:
+        sys.stderr.write("embedding\n")
+        keep(self, blocks)
+
+    monkeypatch.setattr(Stream, "keep_outside", keep_and_tell)
+    done = sdbench("prune", *SMALL, "--model", f"{kind}{model}", "--calib", "prefill", "--stream", "--output", "out")
+    lines = done.err.splitlines()
+    assert lines[lines.index("embedding") - 1] == f"opening {model}, one block at a time"
 
 
 class TestRefused:

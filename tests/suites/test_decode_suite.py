@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,6 +120,30 @@ def test_prompts_run_in_turn_on_what_they_say(tiny_qwen3: PreTrainedModel) -> No
     assert seen == 2 * ["dense", "pruned", "pruned", "dense", "dense", "pruned", "pruned", "dense"]
     assert [(row["context"], row["outcome"]) for row in rows] == [(3, "correct"), (9, "correct")]
     assert layer.down_proj is linears["model.layers.0.mlp.down_proj"]
+
+
+class Elsewhere:
+    """A weight's values on a device that is not here."""
+
+    def __init__(self, device: str):
+        self.device = device
+
+    def to(self, device: str) -> "Elsewhere":
+        if device == "full":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Elsewhere(device)
+
+
+@pytest.mark.parametrize("second", ["gpu", "full"])
+def test_weights_that_came_for_prompts_stay(second: str, tiny_qwen3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are due there right after, and would be copied twice; without room for all of them none came."""
+    monkeypatch.setattr("sdbench.suites.decode.prompts._pairs", lambda *_: [(2.0, 1.0)])
+    linears: Any = {name: SimpleNamespace(weight=SimpleNamespace(data=Elsewhere("main memory"))) for name in "ab"}
+    packed: Any = {name: SimpleNamespace(packed=SimpleNamespace(device=device)) for name, device in (("a", "gpu"), ("b", second))}
+    (row,) = in_turn(tiny_qwen3, packed, linears, [[5, 6, 7]], 3)
+    assert row["outcome"] == ("correct" if second == "gpu" else "out_of_resources")
+    wanted = "gpu" if second == "gpu" else "main memory"
+    assert [linear.weight.data.device for linear in linears.values()] == [wanted, wanted]
 
 
 def test_prompts_without_room_for_both_weights(tiny_qwen3: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,5 +213,28 @@ def test_shapes() -> None:
 def test_reduced_shapes_keep_their_odd_width() -> None:
     assert reduced((2560, 9728), Pattern(2, 4)) == (40, 164)
     assert reduced((2560, 9728), Pattern(16, 32)) == (40, 160)
-    assert reduced((7, 32), Pattern(2, 4)) == (7, 32)
     assert reduced((64, 2560), Pattern(2, 4)) == (40, 68)
+    assert reduced((2560, 8), Pattern(2, 4)) == (40, 8)
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (7, 32), (8, 40), (41, 64), (64, 256)])
+@pytest.mark.parametrize("pattern", [None, Pattern(2, 4)])
+def test_small_shapes_are_checked_as_they_are(shape: tuple[int, int], pattern: Pattern | None) -> None:
+    assert reduced(shape, pattern) == shape
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (3, 4), (8, 40)])
+def test_a_check_covers_the_last_row_and_column_of_a_small_shape(shape: tuple[int, int]) -> None:
+    small = make_operand(shape, torch.float32, Pattern(2, 4), torch.device("cpu"), 1)
+    assert small.dense.shape == shape and small.dense[:, -1].any()
+
+    def without_last_row(packed: Any, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:
+        y = right(packed, x, y, config)
+        y[-1] = 0
+        return y
+
+    def without_last_column(packed: Any, x: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:
+        return y.copy_(packed.unpack()[:, :-1] @ x[:-1])
+
+    found = [check(fake(launch), small, {}, torch.Generator()).outcome for launch in (right, without_last_row, without_last_column)]
+    assert found == ["correct", "incorrect", "incorrect"]
