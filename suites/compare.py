@@ -24,15 +24,18 @@ ALPHA = 0.05
 Verdict = Literal["broken", "worse", "slower", "only in BASE", "no ratio", "only in NEW", "better", "faster", "same"]
 """By severity. "broken" was correct before; "worse" and "better" are about answers; "no ratio" has its reason beside it."""
 
-Figure = Literal["us", "tok/s"]
-"""What tells how fast a row is."""
+Figure = Literal["us", "tok/s", "prompt, x dense"]
+"""What tells how fast a row is; a prompt by the ratio to a dense one in turn, since times of prompts minutes apart differ by the host."""
+
+FIGURES: dict[Figure, str] = {"us": "us", "tok/s": "decode_rate", "prompt, x dense": "ratio"}
+"""Where rows have it."""
 
 REGRESSIONS: tuple[Verdict, ...] = ("broken", "worse", "slower")
 
 QUESTIONS = ("task", "task_version", "split_manifest", "dataset_revision", "data_sha256", "validation_sha256")
 """Arguments that say which examples a name stands for."""
 
-COMMANDS = {"kernels": ("result", "chain"), "tune": ("result",), "e2e": ("arm",), "decode": ("decode",)}
+COMMANDS = {"kernels": ("result", "chain"), "tune": ("result",), "e2e": ("arm",), "decode": ("decode", "batch", "prompt")}
 """Command -> the kinds of its rows."""
 
 COLUMNS = (
@@ -77,7 +80,7 @@ class Finding:
     @property
     def lost(self) -> bool:
         """BASE measured it and NEW did not, though both are right: a run that lost its GPU compares nothing, and may not pass."""
-        return self.verdict == "no ratio" and self.figure in ("us", "tok/s") and self.base is not None and self.new is None
+        return self.verdict == "no ratio" and self.figure in FIGURES and self.base is not None and self.new is None
 
     @property
     def label(self) -> str:
@@ -85,6 +88,8 @@ class Finding:
         known = {name: value for name, value in self.key.items() if value is not None}
         if "tokens" in known:
             known["tokens"] = f"{known['tokens']} tokens"
+        if "batch" in known:
+            known["batch"] = f"{known['batch']} prompts"
         parts = ["x".join(map(str, value)) if isinstance(value, list) else str(value) for value in known.values()]
         return " ".join(parts) or "the whole run"
 
@@ -195,7 +200,7 @@ def compare(base: SavedRun, new: SavedRun, fail_over: float) -> Comparison:
             for run in (base, new)
         )
         common += len(before.keys() & after.keys())
-        figure: Figure = "tok/s" if "arm" in names else "us"
+        figure: Figure = "prompt, x dense" if kind == "prompt" else "tok/s" if "arm" in names else "us"
         shown = figure if _is_timed(base, new) else "outcome"
         for found, (key, _) in (before | after).items():
             if found not in after:
@@ -260,7 +265,7 @@ def _speed(key: Row, before: Row, after: Row, fail_over: float, figure: Figure) 
         return Finding("no ratio", key, figure, base, new, base_spread, new_spread, reason=reason)
     # As times, where less is better, so that a threshold means the same for both figures.
     times = [(base, *(base_spread or (base, base))), (new, *(new_spread or (new, new)))]
-    if figure == "tok/s":
+    if figure != "us":
         times = [(1 / p50, 1 / p80, 1 / p20) for p50, p20, p80 in times]
     (base_time, base_low, base_high), (new_time, new_low, new_high) = times
     verdict: Verdict = "same"
@@ -276,7 +281,7 @@ def _speed(key: Row, before: Row, after: Row, fail_over: float, figure: Figure) 
 
 
 def _median_and_spread(row: Row, figure: Figure) -> tuple[float | None, tuple[float, float] | None]:
-    spread = row.get("us" if figure == "us" else "decode_rate")
+    spread = row.get(FIGURES[figure])
     if figure == "tok/s" and not isinstance(spread, dict):
         # An arm of e2e has its median and its spread apart; the others have both in one.
         apart = row.get("decode_rate_spread")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from sdbench.results import Fault, first_fault
@@ -19,6 +19,7 @@ KEYS = {
     "arm": ("arm", "pattern", "method"),
     "decode": ("arm", "path", "context"),
     "batch": ("arm", "path", "context", "batch"),
+    "prompt": ("arm", "context"),
     "fidelity": ("arm", "prefill", "example"),
     "layer": ("arm", "layer"),
 }
@@ -28,7 +29,15 @@ Count = Annotated[int, Field(ge=0)]
 Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A time, rate, size or share; one that was NaN is null."""
 
-Memory = dict[str, Annotated[float, Field(allow_inf_nan=False)] | str | None]
+
+def _require_figures(memory: dict[str, float | str | None]) -> dict[str, float | str | None]:
+    for name, value in memory.items():
+        if isinstance(value, str) and name != "originals" and not name.endswith("reason"):
+            raise PydanticCustomError("float_type", "{name}: Input should be a valid number", {"name": name})
+    return memory
+
+
+Memory = Annotated[dict[str, Annotated[float, Field(allow_inf_nan=False)] | str | None], AfterValidator(_require_figures)]
 """Bytes, of which some are differences of what was in use, and reasons."""
 
 

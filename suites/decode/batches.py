@@ -23,7 +23,7 @@ def batch_of(row: Row) -> int:
 
 
 def batch_table(rows: Sequence[Row]) -> Table:
-    """Each arm's fastest way at each batch, and for each pattern the batch from which it no longer pays.
+    """Each arm's ways at each batch, and for each pattern the batch from which it no longer pays.
 
     Args:
         rows: Judged rows of the suite, of one prompt and of several.
@@ -39,7 +39,11 @@ def batch_table(rows: Sequence[Row]) -> Table:
         *(Column(name, figure=True) for name in ("tok/s", "p20-p80", "x dense", "ms a step")),
     )
     cells = []
-    for (arm, context, batch), row in best.items():
+    for row in rows:
+        arm, context, batch = row["arm"], row["context"], batch_of(row)
+        # All ways of one prompt are in the table above.
+        if not row["decode_rate"] or (batch == 1 and best[arm, context, batch] is not row):
+            continue
         rate, gain = row["decode_rate"], row["speedup"]
         took = row["ms_per_token"]
         figures = f"{rate['p50']:.1f}", f"{rate['p20']:.1f}-{rate['p80']:.1f}", "-" if gain is None else f"{gain:.2f}"
@@ -49,12 +53,14 @@ def batch_table(rows: Sequence[Row]) -> Table:
         "are for one prompt"
     )
     lines = [note, *_crossovers(best)]
-    several = {way_of(row) for row in rows if batch_of(row) > 1 and ":" in row["arm"] and row["decode_rate"]} - {"fused"}
-    if several:
-        lines.append(
-            f"several pruned prompts by transformers' step ({', '.join(sorted(several))}): {MERGED}; one prompt has the fused step, so "
-            "that its line is of another loop"
-        )
+    ways: tuple[set[str], set[str]] = set(), set()
+    for row in rows:
+        if row["decode_rate"] and ":" in row["arm"]:
+            ways[batch_of(row) > 1].add(way_of(row))
+    one, several = ways
+    if several - {"fused"}:
+        another = "; one prompt has the fused step, so that its line is of another loop" if "fused" in one else ""
+        lines.append(f"several pruned prompts by transformers' step ({', '.join(sorted(several - {'fused'}))}): {MERGED}{another}")
     return Table("several prompts at once", columns, cells, lines)
 
 
@@ -63,7 +69,7 @@ def _crossovers(best: dict[tuple[str, int, int], Row]) -> list[str]:
     for arm, context in dict.fromkeys((arm, context) for arm, context, _ in best if ":" in arm):
         at = sorted((batch, row["speedup"]) for (name, place, batch), row in best.items() if (name, place) == (arm, context))
         gains = [(batch, gain) for batch, gain in at if gain is not None]
-        if len(gains) > 1:
+        if gains:
             each = ", ".join(f"{gain:.2f}x at {batch}" for batch, gain in gains)
             lines.append(f"{arm} at {context} of context {crossover(gains, 'batch')}: {each}")
     return lines

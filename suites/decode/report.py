@@ -66,7 +66,9 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
             several = f", {batch_of(row)} prompts" if batch_of(row) > 1 else ""
             lines.append(f"{row['arm']}, {row['path']}, {row['context']}{several}: {row['outcome']} ({row['reason']})")
         elif row["speedup"] is None and row["decode_rate"] and any(other["arm"] == "dense" for other in everything):
-            lines.append(f"no x dense for {row['arm']}, {way_of(row)}, {row['context']}: dense weights have no rate by the same loop")
+            several = f", {batch_of(row)} prompts" if batch_of(row) > 1 else ""
+            what = f"{row['arm']}, {way_of(row)}, {row['context']}{several}"
+            lines.append(f"no x dense for {what}: dense weights have no rate by the same loop")
     lines += _graphs(everything)
     if "device_map" in arguments:
         count = max(row["devices"] for row in everything)
@@ -153,22 +155,23 @@ def _step(rows: Sequence[Row]) -> Table:
 
 def _prompts(rows: Sequence[Row]) -> Table | None:
     """Those of an arm that were measured in turn with the dense ones; None where none were."""
-    measured = [(row["arm"], row["prompt"]) for row in rows if row.get("prompt")]
-    if not measured:
+    prompts = {(row["arm"], row["context"]): row["prompt"] for row in rows if row.get("prompt")}
+    if not prompts:
         return None
     cells, lines = [], []
-    for arm, prompt in measured:
+    for (arm, _), prompt in prompts.items():
         ratio = prompt["ratio"]
         if ratio is None:
             lines.append(f"prompt of {arm}, {prompt['context']}: {prompt['outcome']} ({prompt['reason']})")
             continue
         milliseconds = (f"{1e3 * prompt[name]['p50']:.1f}" for name in ("dense_seconds", "pruned_seconds"))
         cells.append([arm, str(prompt["context"]), *milliseconds, f"{ratio['p50']:.2f}", f"{ratio['p20']:.2f}-{ratio['p80']:.2f}"])
-    pairs = max(prompt["pairs"] for _, prompt in measured)
+    pairs = max(prompt["pairs"] for prompt in prompts.values())
+    often = "once" if pairs == 1 else f"{pairs} times"
     note = (
-        f"each prompt {pairs} times on dense and on packed weights, one right after the other, by transformers' own forward; x dense: "
-        "dense over pruned seconds of a pair, median; packed linears of one input may be one product, dense ones are not. TTFT ms above is "
-        "what each arm took by itself, minutes apart"
+        f"each prompt {often} on dense and on packed weights, one right after the other, by transformers' own forward; x dense: dense over "
+        "pruned seconds of a pair, median; packed linears of one input may be one product, dense ones are not. TTFT ms above is what each "
+        "arm took by itself, at another time"
     )
     return Table("prompts, dense and pruned in turn", PROMPTS, cells, [note, *lines])
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from triton.errors import TritonError
-from triton.runtime.errors import OutOfResources
 
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.select import select_linears
@@ -31,8 +29,9 @@ from sdbench.suites.decode.batches import batch_of
 from sdbench.suites.decode.options import DENSE, INT8, DecodeOptions
 from sdbench.suites.decode.profile import profile
 from sdbench.suites.decode.prompts import in_turn
-from sdbench.suites.decode.ways import Way, settled, tries, ways_of
+from sdbench.suites.decode.ways import Way, measured_for, next_for, ways_of
 from sdbench.suites.e2e.ceiling import step_bytes
+from sdbench.suites.e2e.failures import FAILURES, failure_of
 from sdbench.suites.memory import beside_dense
 from sdbench.suites.metrics import decode_rate
 from sdbench.suites.runs import measured, require_same_gpu
@@ -40,6 +39,8 @@ from sdbench.timing import summarise
 
 Row = dict[str, Any]
 _PROBE_BYTES = 1 << 30
+_NO_ROOM = "can't allocate memory"
+"""What torch says of a CPU; of a GPU it has an error of its own."""
 _FIGURES = (
     *("decode_rate", "ms_per_token", "ttft_ms", "start_seconds", "step_bytes", "gbps", "ceiling", "of_ceiling"),
     *("kernels", "capture", "memory", "profile", "reason"),
@@ -67,7 +68,7 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
     prompts = {(row["arm"], row["context"]): row for row in kept_rows if row["record"] == "prompt"}
     ways = ways_of(options)
     loaded: LoadedModel | None = None
-    kept = sum(settled(way, done, options) for way in ways)
+    kept = sum(next_for(way, done, options) is None for way in ways)
     if kept:
         progress.note(f"{kept} of {len(ways)} rows kept from an earlier attempt; choose another --output to measure them again")
     if options.device.type != "cuda":
@@ -75,7 +76,7 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
     with progress.task("decode", len(ways)) as task:
         for arm in dict.fromkeys(way.arm for way in ways):
             ours = [way for way in ways if way.arm == arm]
-            missing = [way for way in ours if not settled(way, done, options)]
+            missing = [way for way in ours if next_for(way, done, options)]
             task.advance(len(ours) - len(missing))
             pruned = arm not in (DENSE, INT8) and 1 in options.batches
             contexts = [context for context in options.contexts if pruned and (arm, context) not in prompts]
@@ -87,14 +88,11 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
             linears: dict[str, nn.Linear] = select_linears(loaded.model, options.targets, options.ignore)
             with _pruned(arm, loaded, linears) as packed:
                 for way in missing:
-                    for tried in tries(way, options):
-                        if tried not in done:
-                            row = _measure(tried, loaded, packed, options)
-                            if directory:
-                                directory.add_row({"record": "decode" if way.batch == 1 else "batch", **row})
-                            done[tried] = row
-                        if done[tried]["outcome"] != "constraint":
-                            break
+                    while tried := next_for(way, done, options):
+                        row = _measure(tried, loaded, packed, options)
+                        if directory:
+                            directory.add_row({"record": "decode" if way.batch == 1 else "batch", **row})
+                        done[tried] = row
                     task.advance()
                 # Last, since the dense weights come to the GPU for it, which the last way's cache leaves, and stay there.
                 gc.collect()
@@ -104,8 +102,8 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
                     if directory:
                         directory.add_row({"record": "prompt", **row})
                     prompts[arm, row["context"]] = row
-    tried_ways = dict.fromkeys(tried for way in ways for tried in tries(way, options) if tried in done)
-    return judge(with_prompts([measured(done[tried]) for tried in tried_ways], prompts.values()))
+    shown = dict.fromkeys(tried for way in ways for tried in measured_for(way, done, options))
+    return judge(with_prompts([measured(done[tried]) for tried in shown], prompts.values()))
 
 
 def with_prompts(rows: list[Row], prompts: Iterable[Row]) -> list[Row]:
@@ -185,10 +183,12 @@ def _measure(way: Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear], 
         started = clock(device) - begun
         with peak_memory(*devices) as peak:
             replies = _replies(decoder, prompts, way, options)
-    except (torch.OutOfMemoryError, OutOfResources) as error:
+    except FAILURES as error:
+        return row | failure_of(error)
+    except RuntimeError as error:
+        if _NO_ROOM not in str(error):
+            raise
         return row | {"outcome": "out_of_resources", "reason": " ".join(str(error).split())[:200]}
-    except TritonError as error:
-        return row | {"outcome": "compile_error", "reason": " ".join(str(error).split())[:200]}
     except (UsageError, CheckFailed):
         raise
     except SdbenchError as error:

@@ -67,14 +67,18 @@ def _several(options: DecodeOptions) -> list[Way]:
     return ways
 
 
-def tries(way: Way, options: DecodeOptions) -> list[Way]:
-    """A way, and what takes its place where the model or the weights cannot be decoded so: several prompts at once."""
-    if way.batch == 1 or way.path not in (FUSED, FUSED_GRAPH):
+def measured_for(way: Way, done: Mapping[Way, Row], options: DecodeOptions) -> list[Way]:
+    """Of a way, and what takes its place where the model or the weights cannot be decoded so, those that have been measured."""
+    return [tried for tried in _tries(way, done, options) if tried in done]
+
+
+def next_for(way: Way, done: Mapping[Way, Row], options: DecodeOptions) -> Way | None:
+    """What is to be measured for a way: itself, then what takes its place; None once it has a row that counts."""
+    return next((tried for tried in _tries(way, done, options) if tried not in done), None)
+
+
+def _tries(way: Way, done: Mapping[Way, Row], options: DecodeOptions) -> list[Way]:
+    refused = way in done and done[way]["outcome"] == "constraint"
+    if not refused or options.device_map or way.path not in (FUSED, FUSED_GRAPH):
         return [way]
     return [way, replace(way, path=GRAPH if options.device.type == "cuda" else EAGER)]
-
-
-def settled(way: Way, done: Mapping[Way, Row], options: DecodeOptions) -> bool:
-    """Whether a way, or what takes its place, has been measured."""
-    *first, last = tries(way, options)
-    return last in done or any(tried in done and done[tried]["outcome"] != "constraint" for tried in first)

@@ -131,6 +131,24 @@ def test_ways_to_decode_are_told_apart_by_path_and_context() -> None:
     ]  # fmt: skip
 
 
+def test_several_prompts_and_prompts_in_turn_are_compared() -> None:
+    """A rate of several prompts by their number, a prompt by its ratio to the dense one."""
+
+    def rows(rate: float, ratio: float) -> list[dict[str, Any]]:
+        def spread(value: float) -> dict[str, float]:
+            return {"p20": value * 0.99, "p50": value, "p80": value * 1.01}
+
+        batch = {"record": "batch", "arm": "2:4", "path": "fused step", "context": 4, "batch": 8, "tokens": 9, "outcome": "correct"}
+        prompt = {"record": "prompt", "arm": "2:4", "context": 4, "pairs": 3, "outcome": "correct", "reason": None}
+        return [batch | {"decode_rate": spread(rate)}, prompt | {"ratio": spread(ratio), "pruned_seconds": spread(1 / ratio)}]
+
+    found = compare(saved("base", "decode", rows(100.0, 0.9)), saved("new", "decode", rows(50.0, 0.6)), 0.05).findings
+    assert [(one.label, one.figure, one.verdict, one.ratio) for one in found] == [
+        ("2:4 fused step 4 8 prompts", "tok/s", "slower", pytest.approx(0.5)),
+        ("2:4 4", "prompt, x dense", "slower", pytest.approx(2 / 3)),
+    ]
+
+
 def test_rates_of_other_lengths_have_no_ratio() -> None:
     (found,) = e2e(arm("decode", 10.0), arm("decode", 5.0, equal_tokens=64)).findings
     assert (found.verdict, found.ratio, found.reason) == ("no ratio", None, "lengths differ: 128 tokens in BASE, 64 in NEW")

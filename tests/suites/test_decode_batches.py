@@ -99,6 +99,35 @@ def test_on_a_gpu_every_way_takes_several_prompts(folder: Path) -> None:
     assert all(row["speedup"] > 0 and row["capture"] if row["path"] == FUSED_GRAPH else row["speedup"] for row in rows)
 
 
+def test_a_row_that_is_gone_is_measured_again(folder: Path, tmp_path: Path) -> None:
+    """Also where another way's row could have taken its place, had the model been refused."""
+    wanted = options(folder, batches=(1, 2), baselines=True)
+    with RunDirectory.open(tmp_path / "run", "decode", wanted.arguments(), {}) as directory:
+        rows = measure(wanted, directory)
+    lines = (tmp_path / "run" / "rows.jsonl").read_text().splitlines(keepends=True)
+    for number in range(len(lines)):
+        (tmp_path / "run" / "rows.jsonl").write_text("".join(lines[:number] + lines[number + 1 :]))
+        with RunDirectory.open(tmp_path / "run", "decode", wanted.arguments(), {}) as directory:
+            again = measure(wanted, directory)
+            assert len(directory.rows) == len(lines)
+        assert [(row["arm"], row["path"], row.get("batch")) for row in again] == [
+            (row["arm"], row["path"], row.get("batch")) for row in rows
+        ]
+
+
+def test_without_room_on_a_cpu_the_other_rows_are_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(model: Any, *arguments: Any, batch: int = 1, **others: Any) -> Any:
+        if batch > 2:
+            torch.empty(1 << 60)
+        return FusedDecoder(model, *arguments, batch=batch, **others)
+
+    monkeypatch.setattr("sdbench.engine.decoders.FusedDecoder", no_room)
+    rows = measure(options(folder, batches=(2, 4)))
+    assert [(row["arm"], row["batch"], row["outcome"]) for row in rows] == [
+        (arm, *found) for arm in ("dense", "2:4") for found in ((2, "correct"), (4, "out_of_resources"))
+    ]
+
+
 def test_what_has_no_fused_step_is_decoded_by_transformers(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each arm alike; a ratio of one loop to another is none."""
 
