@@ -155,7 +155,7 @@ def _step(rows: Sequence[Row]) -> Table:
 
 def _prompts(rows: Sequence[Row]) -> Table | None:
     """Those of an arm that were measured in turn with the dense ones; None where none were."""
-    prompts = {(row["arm"], row["context"]): row["prompt"] for row in rows if row.get("prompt")}
+    prompts = {(row["arm"], row["prompt"]["context"]): row["prompt"] for row in rows if row.get("prompt")}
     if not prompts:
         return None
     cells, lines = [], []
