@@ -22,14 +22,8 @@ from sdbench.suites.e2e.report import COLUMNS, table_rows
 from sdbench.suites.e2e.tables import behaviour_table
 from sdbench.suites.tasks.arithmetic import MANIFEST_FILE, TRAIN_FILE, VALIDATION_FILE
 
-SHORT = [
-    "--calibration-examples=2",
-    "--validation-examples=2",
-    "--max-tokens=6",
-    "--equal-tokens=5",
-    "--warmup-tokens=0",
-    "--rate-repeats=1",
-]
+from .short import SHORT
+
 DATA = {"--train": TRAIN_FILE, "--validation": VALIDATION_FILE, "--split-manifest": MANIFEST_FILE}
 
 

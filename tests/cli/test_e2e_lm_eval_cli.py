@@ -12,14 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sdbench.results import read_jsonl
 
-SHORT = (
-    "--calibration-examples=2",
-    "--validation-examples=2",
-    "--max-tokens=6",
-    "--equal-tokens=5",
-    "--rate-repeats=1",
-    "--warmup-tokens=0",
-)
+from .short import SHORT
+
 QUESTIONS = ((3, 4), (9, 2), (5, 1), (7, 8), (6, 2))
 CHOICES = (" yes", " no")
 

@@ -11,14 +11,7 @@ from sdbench.cli import options
 from sdbench.results import RunRecord
 from sdbench.suites.e2e import runner
 
-SHORT = (
-    "--calibration-examples=2",
-    "--validation-examples=2",
-    "--max-tokens=6",
-    "--equal-tokens=5",
-    "--warmup-tokens=0",
-    "--rate-repeats=1",
-)
+from .short import SHORT
 
 
 def fail(*_: Any, **__: Any) -> None:

@@ -12,15 +12,7 @@ from sdbench.suites.data import load_examples, verify_manifest
 from sdbench.suites.tasks.endpoint import Judge
 from sdbench.suites.tasks.sandbox import why_not
 
-SHORT = [
-    "--calibration-examples=2",
-    "--validation-examples=2",
-    "--max-tokens=6",
-    "--equal-tokens=5",
-    "--warmup-tokens=0",
-    "--rate-repeats=1",
-    "--json",
-]
+from .short import SHORT
 
 
 def sums(n: int) -> list[dict[str, Any]]:
@@ -63,7 +55,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
 
 class TestTasks:
     def test_numbers_of_ones_own(self, sdbench, checkpoint, data):
-        done = sdbench("e2e", "--model", checkpoint(), "--data", data("mine.jsonl", sums(8)), *SHORT)
+        done = sdbench("e2e", "--model", checkpoint(), "--data", data("mine.jsonl", sums(8)), *SHORT, "--json")
         whole = json.loads(done.out)
         assert (whole["options"]["task"], whole["options"]["data"]) == ("own", "mine.jsonl")
         for arm in whole["arms"]:
@@ -78,14 +70,14 @@ class TestTasks:
     def test_gsm8k_out_of_a_folder(self, sdbench, checkpoint, data, monkeypatch, tmp_path):
         data("gsm8k/train.jsonl", sums(1005))
         monkeypatch.setenv("SDBENCH_DATA", str(tmp_path))
-        done = sdbench("e2e", "--model", checkpoint(), "--task", "gsm8k", *SHORT)
+        done = sdbench("e2e", "--model", checkpoint(), "--task", "gsm8k", *SHORT, "--json")
         whole = json.loads(done.out)
         assert (whole["options"]["task"], whole["options"]["task_version"]) == ("gsm8k", 1)
         assert [arm["arm"] for arm in whole["arms"]] == ["dense", "teacher-forced", "decode"]
 
     def test_classes_are_not_run_without_leave(self, sdbench, checkpoint, data, tmp_path):
         call = ["e2e", "--model", checkpoint(), "--task", "classeval", "--data", data("classes.jsonl", classes(10))]
-        done = sdbench(*call, *SHORT, "--output", "run")
+        done = sdbench(*call, *SHORT, "--json", "--output", "run")
         for arm in json.loads(done.out)["arms"]:
             assert (arm["examples"], arm["graded"], arm["answer_match"]) == (2, 0, None)
             assert arm["answer_match_reason"] == "generated code is run with --allow-code-execution alone (2)"
@@ -97,11 +89,11 @@ class TestTasks:
     @pytest.mark.skipif(why_not() is not None, reason=f"no code can be locked away here: {why_not()}")
     def test_classes_are_run_with_leave(self, sdbench, checkpoint, data):
         call = ["e2e", "--model", checkpoint(), "--task", "classeval", "--data", data("classes.jsonl", classes(10))]
-        for arm in json.loads(sdbench(*call, *SHORT, "--allow-code-execution").out)["arms"]:
+        for arm in json.loads(sdbench(*call, *SHORT, "--json", "--allow-code-execution").out)["arms"]:
             assert (arm["graded"], arm["answer_match"], arm["execution"]["error"]) == (2, 0, 2)
 
     def test_texts_are_scored_again_where_the_judge_failed(self, sdbench, checkpoint, data, monkeypatch, tmp_path):
-        call = ["e2e", "--model", checkpoint(), "--task", "writingbench", "--data", data("texts.jsonl", texts(10)), *SHORT]
+        call = ["e2e", "--model", checkpoint(), "--task", "writingbench", "--data", data("texts.jsonl", texts(10)), *SHORT, "--json"]
         call += ["--judge-url", "http://127.0.0.1:9/v1", "--judge-model", "nobody", "--output", "run"]
         monkeypatch.setattr(Judge, "score", lambda *anything: (None, "length: nobody is there"))
         whole = json.loads(sdbench(*call).out)
@@ -119,7 +111,7 @@ class TestTasks:
 
     def test_fidelity_is_asked_for_by_itself(self, sdbench, checkpoint, data, tmp_path):
         (tmp_path / "prompts.txt").write_text("Hello\nGood day\nWell\nHow are you?\n")
-        whole = json.loads(sdbench("e2e", "--model", checkpoint(), "--task", "fidelity", "--data", "prompts.txt", *SHORT).out)
+        whole = json.loads(sdbench("e2e", "--model", checkpoint(), "--task", "fidelity", "--data", "prompts.txt", *SHORT, "--json").out)
         dense, pruned = whole["arms"]
         assert dense["fidelity"] is None and pruned["fidelity"]["pruned"]["questions"] == 2
         assert pruned["answer_match_reason"] == "this task has no answers (2)"
@@ -137,7 +129,7 @@ class TestSplit:
         options = [item for pair in zip(("--train", "--validation", "--split-manifest"), parts, strict=True) for item in pair]
         model = checkpoint()
         for where, output in ((["--data", file], "a"), (options, "b")):
-            assert sdbench("e2e", "--model", model, "--task", "classeval", *where, *SHORT, "--output", output).code == 0
+            assert sdbench("e2e", "--model", model, "--task", "classeval", *where, *SHORT, "--json", "--output", output).code == 0
             asked.append([(sample["example"], sample["prompt_hash"]) for sample in read_jsonl(tmp_path / output / "samples.jsonl")])
         assert asked[0] == asked[1]
 
