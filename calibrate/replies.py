@@ -14,7 +14,7 @@ from sdbench.engine.graph import GraphForward
 from sdbench.engine.greedy import Reply, greedy, position_limit
 from sdbench.engine.paths import EAGER, GRAPH
 from sdbench.engine.phase import phase
-from sdbench.errors import SdbenchError
+from sdbench.errors import SdbenchError, one_line
 from sdbench.timing import relative_error, within
 
 STEPS = 3
@@ -52,7 +52,7 @@ class Replier:
             require_eager_logits(model, forward, batch)
             self._forward, self.path = forward, GRAPH
         except (SdbenchError, torch.OutOfMemoryError) as error:
-            self.reason = " ".join(str(error).split())[:300]
+            self.reason = one_line(error)
 
     def replies(
         self,

@@ -10,6 +10,16 @@ from sdbench.packing import PackedWeight
 from sdbench.timing import TOLERANCE, relative_error, within
 
 
+def exact(matrix: Tensor, x: Tensor) -> Tensor:
+    """x W^T in float64, a block of rows at a time: where a model fills a GPU there is no room for all of them.
+
+    Args:
+        matrix: W ``[out, in]``, any float dtype.
+        x: ``[..., in]``, any float dtype.
+    """
+    return torch.cat([x.double() @ rows.double().T for rows in matrix.split(1024)], -1)
+
+
 def trouble(
     product: Callable[[Tensor], Tensor], weight: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, times: int = 1
 ) -> str | None:
@@ -26,11 +36,10 @@ def trouble(
     generator = torch.Generator(device).manual_seed(0)
     try:
         matrix = weight if isinstance(weight, Tensor) else weight.unpack() if isinstance(weight, PackedWeight) else weight.dequantize()
-        for _ in range(times):
-            x = torch.randn(shape, generator=generator, device=device).to(dtype)
+        inputs = [torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(times)]
+        for x, want in zip(inputs, exact(matrix, torch.stack(inputs)), strict=True):
             y = product(x)
-            # A block of rows at a time: where a model fills a GPU there is no room for all of them in float64.
-            error = relative_error(y, torch.cat([x.double() @ rows.double().T for rows in matrix.split(1024)], -1))
+            error = relative_error(y, want)
             if not within(error, TOLERANCE[y.dtype]):
                 return f"gives a wrong product (relative error {error:.1e})"
     except Exception as failure:  # a file says what to launch: whatever comes of it is the file's fault

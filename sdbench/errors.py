@@ -48,6 +48,11 @@ def cannot_read(path: Path, error: OSError) -> SdbenchError:
     return UsageError(message) if wrong_name else SdbenchError(message)
 
 
+def one_line(error: BaseException, most: int = 300) -> str:
+    """An exception's text without its line breaks, or its kind where it has none."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
 class CheckFailed(SdbenchError):
     """A result that failed its check (exit code 3)."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from sdbench.architectures import ARCHITECTURES
-from sdbench.errors import ExitCode, SdbenchError
+from sdbench.errors import ExitCode, SdbenchError, one_line
 
 if TYPE_CHECKING:
     from sdbench.results import RunDirectory
@@ -204,5 +204,4 @@ def no_room(error: Exception, command: str, kept: str) -> SdbenchError:
         command: The command's name.
         kept: What is left of the run.
     """
-    what = " ".join(str(error).split())[:150]
-    return SdbenchError(f"out of GPU memory ({what}); {MORE_ROOM[command]}; {kept}")
+    return SdbenchError(f"out of GPU memory ({one_line(error, 150)}); {MORE_ROOM[command]}; {kept}")

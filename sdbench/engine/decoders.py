@@ -11,7 +11,7 @@ from sdbench.engine.graph import CompiledForward, GraphForward
 from sdbench.engine.greedy import EagerForward, Reply, greedy
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.engine.paths import COMPILED, EAGER, FUSED, FUSED_GRAPH, FUSED_INT8, GRAPH
-from sdbench.errors import SdbenchError
+from sdbench.errors import SdbenchError, one_line
 
 
 class Decoder(Protocol):
@@ -81,12 +81,12 @@ def fastest(model: Any, packed: Mapping[str, PackedLinear], max_positions: int) 
     try:
         return FusedDecoder(model, max_positions), FUSED_GRAPH if on_gpu else FUSED, None
     except (SdbenchError, TritonError, torch.OutOfMemoryError) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
     if on_gpu:
         try:
             return named(GRAPH, model, packed, max_positions), GRAPH, reason
         except (SdbenchError, TritonError, torch.OutOfMemoryError) as error:
-            reason = f"{reason}; {' '.join(str(error).split())[:300]}"
+            reason = f"{reason}; {one_line(error)}"
     return named(EAGER, model, packed, max_positions), EAGER, reason
 
 

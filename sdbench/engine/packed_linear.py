@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sdbench.engine.phase import current_phase
 from sdbench.engine.siblings import Siblings, group
 from sdbench.errors import CheckFailed
+from sdbench.kernels.checked import exact
 from sdbench.kernels.spmm import FEW_TOKENS, BoundSpmm
 from sdbench.kernels.spmv import bind
 from sdbench.packing import PackedWeight
@@ -198,14 +199,15 @@ def require_right(module: PackedLinear, dtype: torch.dtype, name: str, tokens: S
         CheckFailed: One is wrong by more than rounding.
     """
     device = module.packed.device
-    generator, dense = torch.Generator(device).manual_seed(0), module.packed.unpack().double()
+    generator, dense = torch.Generator(device).manual_seed(0), module.packed.unpack()
     for count in tokens:
         x = torch.randn(count, module.in_features, device=device, generator=generator).to(dtype)
+        want = exact(dense, x)
         # Twice: a first product looks launches up, and the second repeats them, as all later ones do.
         _products(module, x)
         products = _products(module, x)
         for what, y in products.items():
-            error = relative_error(y, x.double() @ dense.T)
+            error = relative_error(y, want)
             if not within(error, TOLERANCE[y.dtype]):
                 raise CheckFailed(f"layer {name}: the {what} is wrong here, relative error {error:.1e}; run 'sdbench kernels'")
 

@@ -13,6 +13,7 @@ from torch import nn
 from sdbench.engine.decoders import named
 from sdbench.engine.packed_linear import PackedLinear, in_place
 from sdbench.engine.paths import EAGER
+from sdbench.errors import one_line
 from sdbench.timing import summarise
 
 Row = dict[str, Any]
@@ -40,7 +41,7 @@ def in_turn(
         try:
             seconds = [] if reason else _pairs(model, packed, linears, prompt, pairs)
         except torch.OutOfMemoryError as error:
-            reason = _one_line(error)
+            reason = one_line(error, 200)
         figures = {
             "dense_seconds": [dense for dense, _ in seconds],
             "pruned_seconds": [pruned for _, pruned in seconds],
@@ -78,9 +79,5 @@ def _bring(linears: Mapping[str, nn.Linear], packed: Mapping[str, PackedLinear])
     except torch.OutOfMemoryError as error:
         for name, linear in linears.items():
             linear.weight.data = homes[name]
-        return _one_line(error)
+        return one_line(error, 200)
     return None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

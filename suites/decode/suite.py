@@ -17,7 +17,7 @@ from sdbench.engine.greedy import Reply, clock, position_limit
 from sdbench.engine.packed_linear import PackedLinear, packed_linears, require_right
 from sdbench.engine.paths import EAGER, FUSED, FUSED_GRAPH, loop_of
 from sdbench.engine.resident import weights_memory
-from sdbench.errors import CheckFailed, SdbenchError, UsageError
+from sdbench.errors import CheckFailed, SdbenchError, UsageError, one_line
 from sdbench.kernels.read import read_bandwidth
 from sdbench.memory import peak_memory, resident_bytes, storage_bytes
 from sdbench.models import LoadedModel, load_model
@@ -188,7 +188,7 @@ def _measure(way: Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear], 
     except RuntimeError as error:
         if _NO_ROOM not in str(error):
             raise
-        return row | {"outcome": "out_of_resources", "reason": " ".join(str(error).split())[:200]}
+        return row | {"outcome": "out_of_resources", "reason": one_line(error, 200)}
     except (UsageError, CheckFailed):
         raise
     except SdbenchError as error:

@@ -8,6 +8,8 @@ from torch import nn
 from triton.errors import TritonError
 from triton.runtime.errors import OutOfResources
 
+from sdbench.errors import one_line
+
 FAILURES = (torch.OutOfMemoryError, TritonError)
 """No memory, or a kernel that does not compile or has no room on the GPU."""
 
@@ -15,7 +17,7 @@ FAILURES = (torch.OutOfMemoryError, TritonError)
 def failure_of(error: Exception) -> dict[str, str]:
     """Outcome and reason of what could not run, as rows of ``sdbench decode`` have them."""
     room = isinstance(error, torch.OutOfMemoryError | OutOfResources)
-    return {"outcome": "out_of_resources" if room else "compile_error", "reason": " ".join(str(error).split())[:200]}
+    return {"outcome": "out_of_resources" if room else "compile_error", "reason": one_line(error, 200)}
 
 
 def free_memory() -> None:

@@ -17,7 +17,7 @@ from sdbench.engine.decoders import Decoder, fastest, named
 from sdbench.engine.packed_linear import PackedLinear, packed_linears
 from sdbench.engine.paths import COMPILED, EAGER, FUSED_INT8, GRAPH, loop_of
 from sdbench.engine.resident import weights_memory
-from sdbench.errors import SdbenchError
+from sdbench.errors import SdbenchError, one_line
 from sdbench.memory import peak_memory
 from sdbench.models import LoadedModel
 from sdbench.packing import PackedWeight, pack
@@ -228,7 +228,7 @@ class Runner:
                 # It rounds the weights itself, to the same codes; the prompt then reads the rounded ones below.
                 decoder = named(FUSED_INT8, model, {}, positions)
             except (SdbenchError, TritonError, torch.OutOfMemoryError) as error:
-                why = " ".join(str(error).split())[:300]
+                why = one_line(error)
         with weights_in_place(self.inspector.every, {name: weight.matrix for name, weight in rounded.items()}):
             if decoder:
                 yield decoder, FUSED_INT8, None
@@ -260,7 +260,7 @@ class Runner:
             decoder = named(path, self.loaded.model, {}, self._positions(self.questions[:1], options.equal_tokens, warmup))
             rates[path] = _rate(self._rates(Contender("dense", self.loaded, decoder, path), warmup))[0]
         except (SdbenchError, TritonError, torch.OutOfMemoryError) as error:
-            rates[path], reasons[path] = None, " ".join(str(error).split())[:300]
+            rates[path], reasons[path] = None, one_line(error)
 
     def _prune(self, arm: Arm, texts: Sequence[CalibrationText], reports: dict[str, Any]) -> dict[str, PackedWeight]:
         weights: dict[str, PackedWeight] = {}

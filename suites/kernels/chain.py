@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdbench.errors import UsageError
+from sdbench.errors import UsageError, one_line
 from sdbench.kernels import registry
 from sdbench.kernels.registry import Config, Variant
 from sdbench.pattern import Pattern
@@ -20,7 +20,6 @@ from sdbench.progress import Progress
 from sdbench.results import RunDirectory
 from sdbench.suites.kernels.measure import Measurement
 from sdbench.suites.kernels.operands import Operand, Shape, make_operand
-from sdbench.suites.kernels.search import one_line
 from sdbench.timing import TOLERANCE, graph_times, relative_error, within
 
 Row = dict[str, Any]

@@ -11,10 +11,10 @@ import triton
 from triton import FutureKernel
 from triton.runtime import JITFunction
 
+from sdbench.errors import one_line
 from sdbench.kernels.launching import interpreted
 from sdbench.kernels.registry import Config, Variant
 from sdbench.suites.kernels.operands import Operand
-from sdbench.suites.kernels.search import one_line
 
 
 def compile_all(variant: Variant, operand: Operand, configs: Sequence[Config], tokens: int = 1) -> Iterator[str | None]:

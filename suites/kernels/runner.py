@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
+from sdbench.errors import one_line
 from sdbench.kernels import registry
 from sdbench.kernels.launching import capability, sm_count
 from sdbench.kernels.read import read_bandwidth
@@ -14,7 +15,7 @@ from sdbench.kernels.registry import Config, Problem, Variant
 from sdbench.pattern import Pattern
 from sdbench.suites.kernels.compiling import compile_all
 from sdbench.suites.kernels.operands import Operand, Shape, make_operand
-from sdbench.suites.kernels.search import Outcome, Trial, check, one_line
+from sdbench.suites.kernels.search import Outcome, Trial, check
 from sdbench.timing import Times
 
 SETUP_SECONDS, COMPILE_SECONDS = 300.0, 180.0

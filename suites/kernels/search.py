@@ -8,6 +8,8 @@ import torch
 from triton.errors import TritonError
 from triton.runtime.errors import OutOfResources
 
+from sdbench.errors import one_line
+from sdbench.kernels.checked import exact
 from sdbench.kernels.registry import Config, Variant
 from sdbench.suites.kernels.operands import Operand
 from sdbench.timing import TOLERANCE, Times, relative_error, within
@@ -73,7 +75,7 @@ def check(variant: Variant, operand: Operand, config: Config, generator: torch.G
             got = variant.launch(operand.weight, _between_nans(x.to(x_dtype)), y, config)
             # Partial sums [splits, out] are right where they add up.
             summed = got.double().sum(0) if tokens == 1 and got.dim() == 2 else got
-            error_now = relative_error(summed, x.double() @ operand.dense.double().T)
+            error_now = relative_error(summed, exact(operand.dense, x))
             # max() would drop a NaN that comes second.
             worst = error_now if not error_now <= worst else worst
             y_dtype = got.dtype
@@ -146,11 +148,6 @@ def subset(space: Sequence[Config], first: Sequence[Config], most: int = QUICK) 
 def identity(config: Config) -> tuple[tuple[str, int], ...]:
     """A config as a value that can be compared and looked up."""
     return tuple(sorted(config.items()))
-
-
-def one_line(error: BaseException) -> str:
-    """An exception's text without its line breaks, or its kind."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _level(right: Sequence[Trial]) -> list[Trial]:
