@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from sdbench.checkpoint_files import CheckpointFiles
 from sdbench.errors import SdbenchError
@@ -234,6 +233,9 @@ def unique_state(model: nn.Module) -> dict[str, Tensor]:
 
 def _owners(model: Any) -> dict[str, Any]:
     """Of each module by name the transformers model, itself or the nearest around it, that knows how to initialise it."""
+    # Takes a second and more to import, which a command that only checks its options can do without.
+    from transformers import PreTrainedModel
+
     owners: dict[str, Any] = {}
     for name, module in model.named_modules():
         owners[name] = module if isinstance(module, PreTrainedModel) else owners[name.rpartition(".")[0]]

@@ -16,6 +16,7 @@ from sdbench.errors import ExitCode, SdbenchError, UsageError
 from sdbench.suites.e2e.arms import is_timed
 from sdbench.suites.runs import Row, SavedRun, last_of
 from sdbench.suites.saved import KEYS
+from sdbench.suites.statistics import mcnemar, mean_over_positions, ratio_of_means
 from sdbench.tables import Column
 
 SCHEMA = "sdbench.compare/1"
@@ -312,7 +313,6 @@ def _answers(run: SavedRun, arm: str, field: str) -> dict[tuple[str, str], bool]
 
 
 def _quality(key: Row, field: str, figure: str, count: str, rows: tuple[Row, Row], base: SavedRun, new: SavedRun) -> Finding:
-    from sdbench.suites.statistics import mcnemar  # a second of scipy that a comparison of kernels does not need
 
     before, after = (_answers(run, key["arm"], field) for run in (base, new))
     # A run's folder may lack the replies themselves; its rows still say which questions were answered right.
@@ -334,8 +334,6 @@ def _quality(key: Row, field: str, figure: str, count: str, rows: tuple[Row, Row
 
 def _fidelity(base: SavedRun, new: SavedRun) -> Iterator[Finding]:
     """KL to the dense model's replies of each arm and prefill, over the examples that both runs have."""
-    from sdbench.suites.statistics import mean_over_positions, ratio_of_means
-
     before, after = (
         {
             (str(row.get("arm")), str(row.get("prefill")), str(row.get("example"))): {"kl": kl, "positions": positions}

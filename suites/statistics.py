@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
+import scipy  # loads its stats, a second, when they are asked for
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _paired_bootstrap(
     first: np.ndarray, second: np.ndarray, statistic: Callable[..., Any], seed: int, resamples: int, level: float
 ) -> Interval:
     """A statistic of pairs, ``statistic(first, second, axis)``, and its percentile interval over resampled pairs."""
-    found = stats.bootstrap(
+    found = scipy.stats.bootstrap(
         (first, second),
         statistic,
         paired=True,
@@ -111,7 +111,7 @@ def share_interval(count: int, total: int, *, level: float = 0.95) -> Interval:
         total: How many there are, at least one.
         level: Of the interval.
     """
-    found = stats.binomtest(count, total).proportion_ci(confidence_level=level, method="wilson")
+    found = scipy.stats.binomtest(count, total).proportion_ci(confidence_level=level, method="wilson")
     return Interval(count / total, float(found.low), float(found.high))
 
 
@@ -131,4 +131,4 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
     only_first, only_second = pairs.count((True, False)), pairs.count((False, True))
     if not only_first + only_second:
         return 1.0
-    return float(stats.binomtest(only_first, only_first + only_second).pvalue)
+    return float(scipy.stats.binomtest(only_first, only_first + only_second).pvalue)
