@@ -1,5 +1,6 @@
 """``sdbench sweep``: a grid of end-to-end runs."""
 
+import time
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -67,8 +68,9 @@ def command(grid: Path, output: Path | None, executor: str, ray_address: str | N
     with Progress() as progress, redirect_stdout(StringIO()):
         try:
             progress.note(f"{len(runs)} runs in {folder}; checking them")
+            began = time.monotonic()
             arguments = check_runs(grid, runs, place)
-            done = sweep(Plan(grid, runs, arguments, folder, retries), place, progress)
+            done = sweep(Plan(grid, runs, arguments, folder, retries, time.monotonic() - began), place, progress)
         finally:
             place.stop()
     print_result(report(done, folder), as_json)

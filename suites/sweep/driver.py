@@ -1,6 +1,7 @@
 """Runs a grid: keeps what is finished, starts the rest as processes of their own, tries failed ones again, and records all of it."""
 
 import os
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -18,7 +19,7 @@ from sdbench.results import lock_directory, strict_json
 from sdbench.suites.runs import read_run
 from sdbench.suites.sweep.executors import Executor
 from sdbench.suites.sweep.grid import Run, require_distinct, shown, varying
-from sdbench.suites.sweep.record import SCHEMA, Attempt, Entry, SweepRecord, read_record
+from sdbench.suites.sweep.record import SCHEMA, Attempt, Call, Entry, SweepRecord, read_record
 from sdbench.suites.sweep.work import SDBENCH, Ended, Job
 
 Arguments = Mapping[str, Any]
@@ -37,6 +38,7 @@ class Plan:
         arguments: Of each run, as its ``run.json`` has them.
         folder: Where the run directories are.
         retries: Further attempts at a run that failed.
+        checking_seconds: What it took to check it.
     """
 
     file: Path
@@ -44,6 +46,7 @@ class Plan:
     arguments: Sequence[Arguments]
     folder: Path
     retries: int
+    checking_seconds: float = 0.0
 
 
 def check_runs(file: Path, runs: Sequence[Run], executor: Executor) -> list[Arguments]:
@@ -102,11 +105,20 @@ class _Sweep:
         self.entries = [
             _entry(run, arguments, plan.folder, found, earlier) for run, arguments in zip(plan.runs, plan.arguments, strict=True)
         ]
-        self.record = SweepRecord(schema=SCHEMA, grid=plan.file.name, executor=executor.name, varying=varying(plan.runs), runs=self.entries)
+        self.began = time.monotonic() - plan.checking_seconds
+        self.call = Call(started=_now(), jobs=executor.slots, checking_seconds=plan.checking_seconds, seconds=plan.checking_seconds)
+        self.record = SweepRecord(
+            schema=SCHEMA,
+            grid=plan.file.name,
+            executor=executor.name,
+            varying=varying(plan.runs),
+            runs=self.entries,
+            calls=[*(last.calls if last else []), self.call],
+        )
         self.going: dict[Future[Ended], int] = {}
 
     def run(self) -> SweepRecord:
-        self.record.save(self.plan.folder)
+        self._save()
         kept = self.record.count("complete")
         if kept:
             self.progress.note(f"{kept} of {len(self.entries)} runs are finished already and kept")
@@ -135,11 +147,15 @@ class _Sweep:
             ) from error
         return self.record
 
+    def _save(self) -> None:
+        self.call.seconds = time.monotonic() - self.began
+        self.record.save(self.plan.folder)
+
     def _start(self, index: int) -> None:
         run, entry = self.plan.runs[index], self.entries[index]
         entry.outcome, entry.reason = "running", None
-        entry.attempts.append(Attempt(started=datetime.now(UTC).isoformat(timespec="seconds")))
-        self.record.save(self.plan.folder)
+        entry.attempts.append(Attempt(started=_now()))
+        self._save()
         command = ["e2e", *run.arguments, f"--output={self.plan.folder / entry.run}"]
         log = (self.plan.folder / LOGS / f"{entry.run}.log").absolute()
         self.going[self.executor.submit(Job(command, str(Path.cwd()), str(log), program=self.program))] = index
@@ -149,13 +165,14 @@ class _Sweep:
         entry = self.entries[index]
         last = entry.attempts[-1]
         last.code, last.seconds, last.worker, last.device = ended.code, ended.seconds, ended.worker, ended.device
+        self.call.attempts += 1
         path = self.plan.folder / entry.run
         if _is_complete(path, self.plan.arguments[index]):
             entry.end("complete")
         else:
             nothing = f"it ended well, but {path} holds no complete run; on a cluster, --output must be on a file system of all nodes"
             entry.end("failed", ended.reason or nothing)
-        self.record.save(self.plan.folder)
+        self._save()
         return entry.outcome != "complete" and ended.code != ExitCode.USAGE
 
     def _tell(self, index: int, again: bool, task: Task) -> None:
@@ -173,7 +190,11 @@ class _Sweep:
             # One that ended in the meantime is as good as any.
             complete = _is_complete(self.plan.folder / self.entries[index].run, self.plan.arguments[index])
             self.entries[index].end("complete" if complete else "interrupted", None if complete else "Ctrl-C")
-        self.record.save(self.plan.folder)
+        self._save()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _result(future: "Future[Ended]") -> Ended:

@@ -118,7 +118,7 @@ class RayExecutor:
 
     Args:
         address: Of the cluster, ``HOST:PORT`` or ``auto``; None starts one of this machine alone.
-        jobs: Runs at once; None for one a GPU, or one.
+        jobs: The most runs at once; None for one a GPU, or one.
 
     Raises:
         SdbenchError: Ray is not installed, or the cluster cannot be reached.
@@ -150,9 +150,9 @@ class RayExecutor:
 
     @property
     def slots(self) -> int:
-        """``jobs``, or the GPUs that the cluster has now."""
+        """``jobs``, or the GPUs that the cluster has now where those are fewer or no ``jobs`` were asked for."""
         gpus = int(self._ray.cluster_resources().get("GPU", 0)) if self._gpu else 0
-        return self._jobs or gpus or 1
+        return min(self._jobs or gpus, gpus) or self._jobs or 1
 
     def check(self, runs: Runs, folder: str) -> dict[str, Any]:
         """Checks the runs on a worker, whose machine decides what their defaults are.

@@ -48,6 +48,16 @@ class Entry(BaseModel):
         self.seconds, self.worker, self.device = last.seconds, last.worker, last.device
 
 
+class Call(BaseModel):
+    """One call of the command: its wall time, in which the values were checked, runs at once, and attempts that ended."""
+
+    started: str
+    jobs: int
+    checking_seconds: float
+    seconds: float
+    attempts: int = 0
+
+
 class SweepRecord(BaseModel):
     """The contents of ``sweep.json``."""
 
@@ -56,6 +66,7 @@ class SweepRecord(BaseModel):
     executor: str
     varying: list[str]
     runs: list[Entry]
+    calls: list[Call] = []
 
     def save(self, folder: Path) -> None:
         """Replaces the file.

@@ -1,7 +1,6 @@
 """All runs of a sweep in one table: a line a run and arm, with the options that vary."""
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from sdbench.suites.e2e.report import COLUMNS, table_rows
 from sdbench.suites.e2e.tables import fidelity_table
 from sdbench.suites.runs import Report, Row, Table, measured, read_run
 from sdbench.suites.sweep.grid import shown
-from sdbench.suites.sweep.record import Entry, SweepRecord
+from sdbench.suites.sweep.record import Call, Entry, SweepRecord
 from sdbench.tables import Column
 
 
@@ -34,7 +33,7 @@ def report(record: SweepRecord, folder: Path) -> Report:
         entry["arms"] = [with_status(arm) for arm in found]
     columns = [*axes, Column("outcome"), *COLUMNS]
     records = [_record(entry, arm) for entry, found in zip(record.runs, arms, strict=True) for arm in found or [{}]]
-    return Report(f"{record.grid}: {_counted(record)}", columns, cells, _lines(record.runs, folder), document, records, more=more)
+    return Report(f"{record.grid}: {_counted(record)}", columns, cells, _lines(record, folder), document, records, more=more)
 
 
 def _arms(path: Path) -> list[Row]:
@@ -49,8 +48,9 @@ def _counted(record: SweepRecord) -> str:
     return f"{len(record.runs)} run{'s' if len(record.runs) > 1 else ''}, " + ", ".join(f"{n} {name}" for name, n in counts.items())
 
 
-def _lines(runs: Sequence[Entry], folder: Path) -> list[str]:
+def _lines(record: SweepRecord, folder: Path) -> list[str]:
     lines = []
+    runs = record.runs
     for entry in runs:
         tries = len(entry.attempts)
         if entry.outcome not in ("complete", "waiting"):
@@ -61,9 +61,16 @@ def _lines(runs: Sequence[Entry], folder: Path) -> list[str]:
     kept = sum(entry.kept for entry in runs)
     if kept:
         lines.append(f"finished before this call, and kept: {kept}")
+    lines += [_how_long(call) for call in record.calls if call.attempts]
     # Of a run that is not complete there may be no directory, or none that can be read.
     hint = [f"each complete run with its notes: sdbench report {shlex.quote(str(folder))}"]
     return [*lines, *(hint if any(entry.outcome == "complete" for entry in runs) else [])]
+
+
+def _how_long(call: Call) -> str:
+    several = "s" if call.attempts > 1 else ""
+    took = f"{call.seconds:.0f} s, of which checking the grid took {call.checking_seconds:.0f}"
+    return f"{call.attempts} attempt{several}, {min(call.jobs, call.attempts)} at once, in {took}"
 
 
 def _record(entry: Entry, arm: Row) -> dict[str, Any]:

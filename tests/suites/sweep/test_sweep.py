@@ -2,11 +2,13 @@
 
 import errno
 import json
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,7 @@ def test_finished_runs_are_kept_and_a_grid_may_grow(plan, run):
     assert [entry.kept for entry in again.runs] == [True, False, False, False]
     assert (plan("ok").folder / "ok_seed0" / "run.json").read_bytes() == before
     assert first.runs[0].attempts == again.runs[0].attempts
+    assert [(call.jobs, call.attempts) for call in again.calls] == [(1, 2), (1, 3)]
 
 
 def test_finished_runs_are_found_without_the_record_and_under_another_name(plan, run):
@@ -92,12 +95,14 @@ def test_a_full_disk_is_one_line_and_finished_runs_are_kept(plan, run, monkeypat
 
 
 def test_the_report_has_a_line_a_run_and_arm(plan, run):
-    asked = plan("ok", "fail", retries=0)
-    record, _ = run(asked)
+    asked = replace(plan("ok", "fail", retries=0), checking_seconds=41.4)
+    record, _ = run(asked, LocalExecutor(2))
     made = report(record, asked.folder)
     assert [column.name for column in made.columns][:3] == ["task", "outcome", "arm"]
     assert [row[:5] for row in made.cells] == [["ok", "complete", "dense", "1/2", "2/2"], ["fail", "failed", "-", "-", "-"]]
     assert made.lines[0] == "fail_seed0: failed after 1 attempt: no luck"
+    assert re.fullmatch(r"2 attempts, 2 at once, in (\d+) s, of which checking the grid took 41", made.lines[1])
+    assert 41 + max(entry.seconds for entry in record.runs) < record.calls[0].seconds < 41 + 60
     assert [len(entry["arms"]) for entry in made.document["runs"]] == [1, 0]
 
 
@@ -283,6 +288,18 @@ class TestRay:
         lost = record.runs[1].attempts[0]
         assert lost.code is None and lost.outcome == "failed" and lost.reason.startswith("lost its worker or node (WorkerCrashedError")
         assert record.runs[0].worker.startswith("node ")
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("jobs", "slots"), [(None, 2), (1, 1), (6, 2)])
+    def test_one_run_a_gpu_however_many_are_asked_for(self, monkeypatch, jobs, slots):
+        ray = pytest.importorskip("ray")
+        ray.init(address="local", num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False)
+        monkeypatch.setattr(ray, "init", lambda **where: None)
+        executor = RayExecutor(jobs=jobs)
+        try:
+            assert executor.slots == slots
+        finally:
+            executor.stop()
 
     @pytest.mark.slow
     def test_a_lost_node_costs_its_runs_alone(self, plan, run):
