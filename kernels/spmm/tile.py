@@ -17,11 +17,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from sdbench.kernels.finish import finish, workspace
 from sdbench.kernels.launching import on_nvidia, pointer_type, scratch
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 from sdbench.kernels.spmm.permutes import multiply_ptx, room_ptx, unfold_ptx
 from sdbench.kernels.spmm.unfold import room_of, unfold
-from sdbench.kernels.spmv.finish import finish, workspace
 from sdbench.kernels.spmv.lane_row import constraint as chunk_constraint
 from sdbench.kernels.spmv.lane_row import load_word
 from sdbench.packing import PackedWeight

@@ -10,9 +10,9 @@ from sdbench.devices import at_device_of, elsewhere
 from sdbench.errors import SdbenchError
 from sdbench.kernels import registry, tuned
 from sdbench.kernels.checked import trouble
+from sdbench.kernels.finish import NOTHING, Epilogue, finish
 from sdbench.kernels.launching import can_run, capability, sm_count
 from sdbench.kernels.registry import Config, Problem, Product, Variant
-from sdbench.kernels.spmv.finish import NOTHING, Epilogue, finish
 from sdbench.packing import PackedWeight
 
 

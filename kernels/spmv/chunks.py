@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from sdbench.kernels.registry import Config
 from sdbench.kernels.spmv.bits import gather, gather_byte, low_bytes, take_highest
 from sdbench.kernels.spmv.nibbles import byte_of, high_positions, low_positions, single_positions
 
@@ -159,3 +160,8 @@ def add_word(
         if CHUNKS > 2:
             even, odd, mask = _add_chunk_scanned(even, odd, mask, c, x_ptr, limit, BF16, NVIDIA, GUARD, ALIGNED)
     return even, odd
+
+
+def pair_warps(config: Config) -> int:
+    """Warps of a program that gives each thread one (row, word) pair."""
+    return max(1, config["block_out"] * config["block_words"] // 32)

@@ -18,11 +18,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from sdbench.kernels.finish import finish, finish_again, workspace
 from sdbench.kernels.launching import Repeat, on_nvidia, pointer_type, repeatable, stream_of
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 from sdbench.kernels.spmv.bits import ALIGNMENT
-from sdbench.kernels.spmv.chunks import add_word
-from sdbench.kernels.spmv.finish import finish, finish_again, pair_warps, workspace
+from sdbench.kernels.spmv.chunks import add_word, pair_warps
 from sdbench.packing import PackedWeight
 from sdbench.pattern import WORD
 

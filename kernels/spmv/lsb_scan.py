@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sdbench.kernels.launching import on_nvidia, pointer_type
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
-from sdbench.kernels.spmv.finish import pair_warps
+from sdbench.kernels.spmv.chunks import pair_warps
 from sdbench.kernels.spmv.lane_row import constraint
 from sdbench.packing import PackedWeight
 

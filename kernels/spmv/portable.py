@@ -5,10 +5,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sdbench.kernels.finish import finish, workspace
 from sdbench.kernels.launching import pointer_type
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 from sdbench.kernels.spmv.bits import gather, take_highest
-from sdbench.kernels.spmv.finish import finish, pair_warps, workspace
+from sdbench.kernels.spmv.chunks import pair_warps
 from sdbench.packing import PackedWeight, chunk_length
 
 

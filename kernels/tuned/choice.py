@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from sdbench import packing
 from sdbench.devices import DTYPES
-from sdbench.kernels import launching
+from sdbench.kernels import finish, launching
 from sdbench.kernels.registry import Problem, Variant
 from sdbench.results import strict_json
 
@@ -126,7 +126,7 @@ def key_of(variant: Variant, problem: Problem, device: torch.device) -> Key:
 
 @cache
 def source_hash(kernel: str, kernels: Path = KERNELS) -> str:
-    """Hash of all that a kernel's variants are made of: its folder's files, those of folders that they import, launch helpers and layout.
+    """Hash of all that a kernel's variants are made of: its folder's files, those of folders that they import, and what all of them share.
 
     Args:
         kernel: The kernel's name, as a rule its folder's; where there is no such folder, all kernels' files count.
@@ -134,7 +134,7 @@ def source_hash(kernel: str, kernels: Path = KERNELS) -> str:
     """
     digest = hashlib.sha256()
     ours = _sources(kernel, kernels) or sorted(kernels.rglob("*.py"))
-    for path in [*ours, Path(launching.__file__), Path(packing.__file__)]:
+    for path in [*ours, *(Path(str(shared.__file__)) for shared in (finish, launching, packing))]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 

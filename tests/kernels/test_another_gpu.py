@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from sdbench.kernels import registry
+from sdbench.kernels.finish import Epilogue
 from sdbench.kernels.spmm import BoundSpmm, spmm
 from sdbench.kernels.spmv import bind, spmv
-from sdbench.kernels.spmv.finish import Epilogue
 from sdbench.pattern import Pattern
 from sdbench.timing import relative_error, within
 

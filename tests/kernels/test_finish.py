@@ -5,8 +5,8 @@ import torch
 
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.errors import SdbenchError
+from sdbench.kernels.finish import Epilogue, finish, finish_reference
 from sdbench.kernels.spmv import spmv
-from sdbench.kernels.spmv.finish import Epilogue, finish, finish_reference
 from sdbench.packing import pack
 from sdbench.pattern import Pattern
 from sdbench.timing import relative_error, within

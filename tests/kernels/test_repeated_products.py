@@ -15,7 +15,7 @@ from sdbench.timing import relative_error, within
 from .launches import Launches
 from .problems import problem
 
-finish_file = import_module("sdbench.kernels.spmv.finish")
+finish_file = import_module("sdbench.kernels.finish")
 
 
 @pytest.mark.parametrize("variant", ["lane_row", "lane_row_nibble"])

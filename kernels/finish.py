@@ -16,7 +16,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sdbench.errors import SdbenchError
 from sdbench.kernels.launching import Repeat, repeatable, runs_triton, scratch
-from sdbench.kernels.registry import Config
 
 _BLOCK = 128
 
@@ -129,11 +128,6 @@ def finish_reference(sums: Tensor, epilogue: Epilogue) -> Tensor:
     if epilogue.residual is not None:
         total = total + epilogue.residual.float()
     return total
-
-
-def pair_warps(config: Config) -> int:
-    """Warps of a program that gives each thread one (row, word) pair."""
-    return max(1, config["block_out"] * config["block_words"] // 32)
 
 
 def workspace(y: Tensor, splits: int) -> Tensor:
