@@ -258,13 +258,14 @@ def test_configs_are_looked_up_for_the_next_larger_number_of_tokens(device: torc
 
 
 @pytest.mark.parametrize("tokens", [2, 5, 32])
-@pytest.mark.parametrize(("out_features", "in_features"), [(7, 40), (33, 300)])
-def test_the_dense_baseline_of_a_few_tokens(tokens: int, out_features: int, in_features: int, device: torch.device) -> None:
+@pytest.mark.parametrize(("out_features", "in_features", "splits"), [(7, 40, 1), (33, 300, 1), (33, 300, 2), (7, 300, 4)])
+def test_the_dense_baseline_of_a_few_tokens(tokens: int, out_features: int, in_features: int, splits: int, device: torch.device) -> None:
+    """The last of four splits of 300 columns has none."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(out_features, in_features, generator=generator).to(device, torch.bfloat16)
     x, y = poisoned(tokens, in_features, torch.bfloat16, device), torch.full((tokens, out_features), math.nan, device=device)
     gemm = registry.find("dense", "gemm")
-    gemm.launch(weight, x, y, {"block_out": 16, "block_k": 128, "num_warps": 4, "stages": 3})
+    gemm.launch(weight, x, y, {"block_out": 16, "block_k": 128, "num_warps": 4, "stages": 3, "splits": splits, "pdl": 0})
     assert within(relative_error(y, x.double() @ weight.double().T), 1e-5)
     assert [gemm.serves(count) for count in (1, 2, 32, 33)] == [False, True, True, False]
 
