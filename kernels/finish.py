@@ -6,7 +6,9 @@ A second small kernel instead of a last program that waits for the others: a cou
 where it overlaps the product's tail (see the log in README.md), and nothing is left behind for the next call.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -16,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sdbench.errors import SdbenchError
 from sdbench.kernels.launching import Repeat, repeatable, runs_triton, scratch
+from sdbench.kernels.registry import Config
 
 _BLOCK = 128
 
@@ -128,6 +131,24 @@ def finish_reference(sums: Tensor, epilogue: Epilogue) -> Tensor:
     if epilogue.residual is not None:
         total = total + epilogue.residual.float()
     return total
+
+
+def whole(parts: Callable[[Any, Tensor, Tensor, Config], None], operand: Any, x: Tensor, y: Tensor, config: Config) -> Tensor:
+    """Fills and returns y by a kernel that leaves parts of a product, and adds them where there are several.
+
+    Args:
+        parts: ``parts(operand, x, sums, config)`` fills ``[splits, tokens, out]``.
+        operand: What it multiplies.
+        x: ``[tokens, in]``.
+        y: ``[tokens, out]``, contiguous, any float dtype.
+        config: With ``splits`` and ``pdl``.
+    """
+    if config["splits"] == 1:
+        parts(operand, x, y, config)
+        return y
+    sums = workspace(y.view(-1), config["splits"])
+    parts(operand, x, sums, config)
+    return finish(sums, y.view(-1), dependent=bool(config["pdl"])).view(y.shape)
 
 
 def workspace(y: Tensor, splits: int) -> Tensor:

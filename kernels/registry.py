@@ -111,6 +111,8 @@ class Variant:
         prepare: Makes the operand; variants with one and the same function share their operands.
         tokens: Fewest and most rows of x that it is for; None for no limit.
         bind: ``bind(operand, config)`` gives a product that holds what its calls share; None where ``launch`` has nothing to hold.
+        launch_parts: ``launch_parts(operand, x, parts, config)``, for several tokens, fills float32 ``[splits, tokens, out]`` with what
+            ``launch`` would add; None for variants that split no K.
     """
 
     kernel: str
@@ -125,6 +127,7 @@ class Variant:
     prepare: Prepare = as_it_is
     tokens: tuple[int, int | None] = (1, 1)
     bind: Callable[[Any, Config], Product] | None = None
+    launch_parts: Callable[[Any, Tensor, Tensor, Config], None] | None = None
 
     def serves(self, tokens: int) -> bool:
         """Whether it is for so many rows of x."""

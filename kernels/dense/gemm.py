@@ -3,13 +3,15 @@
 A program owns BLOCK_OUT rows of the weight and all tokens, and walks K, or a part of it where rows are few, with several tiles in flight.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sdbench.kernels.finish import finish, workspace
+from sdbench.kernels.finish import whole
 from sdbench.kernels.launching import interpreted, pointer_type
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 
@@ -71,23 +73,20 @@ def _constexprs(problem: Problem, config: Config) -> dict[str, int]:
     }
 
 
-def launch(weight: Tensor, x: Tensor, y: Tensor, config: Config) -> Tensor:
-    """Fills and returns y ``[tokens, out]`` = x W^T.
+def launch_parts(weight: Tensor, x: Tensor, parts: Tensor, config: Config) -> None:
+    """Fills parts ``[splits, tokens, out]``, whose sum is x W^T.
 
     Args:
         weight: W ``[out, in]``, contiguous.
         x: ``[tokens, in]``, contiguous, at most ``MOST_TOKENS``; multiplied in the weight's dtype.
-        y: ``[tokens, out]``, contiguous.
+        parts: Contiguous.
         config: ``block_out`` rows, ``block_k`` columns a step (powers of two), ``num_warps``, ``stages`` tiles in flight, ``splits`` of K,
-            whose sums a second kernel adds, ``pdl`` 1 for programmatic dependent launch.
+            ``pdl`` 1 for programmatic dependent launch.
     """
-    splits, dependent = config["splits"], bool(config["pdl"])
-    sums = y if splits == 1 else workspace(y.view(-1), splits)
     problem = Problem(weight.shape[0], weight.shape[1], weight.dtype, None, 1, tokens=len(x))
-    gemm_kernel[triton.cdiv(weight.shape[0], config["block_out"]), splits](
-        weight, x, sums, len(x), **_constexprs(problem, config), num_warps=config["num_warps"], launch_pdl=dependent
+    gemm_kernel[triton.cdiv(weight.shape[0], config["block_out"]), config["splits"]](
+        weight, x, parts, len(x), **_constexprs(problem, config), num_warps=config["num_warps"], launch_pdl=bool(config["pdl"])
     )
-    return y if splits == 1 else finish(sums, y.view(-1), dependent=dependent).view(y.shape)
 
 
 def space(problem: Problem) -> list[Config]:
@@ -124,10 +123,11 @@ register(
         kernel="dense",
         name="gemm",
         summary="Triton dense product of a few tokens on the matrix units",
-        launch=launch,
+        launch=partial(whole, launch_parts),
         space=space,
         default=default,
         compile_source=compile_source,
         tokens=(2, MOST_TOKENS),
+        launch_parts=launch_parts,
     )
 )

@@ -9,6 +9,7 @@ On other back ends (and in the interpreter) a lane multiplies and adds its words
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sdbench.kernels.finish import finish, workspace
+from sdbench.kernels.finish import whole
 from sdbench.kernels.launching import on_nvidia, pointer_type, scratch
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
 from sdbench.kernels.spmm.permutes import multiply_ptx, room_ptx, unfold_ptx
@@ -285,18 +286,17 @@ def _constexprs(problem: Problem, pitch: int, config: Config, nvidia: bool) -> d
     }
 
 
-def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor:
-    """Fills and returns y ``[tokens, out]`` = x W^T, accumulated in float32.
+def launch_parts(packed: PackedWeight, x: Tensor, parts: Tensor, config: Config) -> None:
+    """Fills parts ``[splits, tokens, out]``, whose sum is x W^T, accumulated in float32.
 
     Args:
         packed: W ``[out, in]``, 16-bit values, S in {8, 16, 24}.
         x: ``[tokens, in]``, any float dtype; rounded to the weight's for the tensor cores.
-        y: ``[tokens, out]``, contiguous, any float dtype.
+        parts: Contiguous, any float dtype.
         config: ``block_out`` rows and ``block_words`` mask words a program, of which a warp takes ``warp_rows`` (16 or 32) and 4 at a time,
-            ``block_tokens`` tokens a program (all powers of two), ``splits`` of K, whose sums a second kernel adds, ``arranged`` 1 where
-            a first kernel puts x in the order of the warps' loads, ``pdl`` for programmatic dependent launch (0, or as in
-            ``spmv/lane_row.py``), ``memory_rows`` of each two rows unfold through shared memory (0, 1 or 2; in groups of 32), the others by
-            permutes: two units of the GPU share the work.
+            ``block_tokens`` tokens a program (all powers of two), ``splits`` of K, ``arranged`` 1 where a first kernel orders x as warps
+            load it, ``pdl`` for dependent launch (0, or as in ``spmv/lane_row.py``), ``memory_rows`` of each two rows unfold through shared
+            memory (0, 1 or 2; in groups of 32), the others by permutes: two units of the GPU share the work.
     """
     tokens, splits = len(x), config["splits"]
     narrow = (x.to(packed.dtype) if on_nvidia() else x).contiguous()
@@ -304,13 +304,11 @@ def launch(packed: PackedWeight, x: Tensor, y: Tensor, config: Config) -> Tensor
         narrow = narrow.clone()
     problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1, tokens=tokens)
     read = _arranged(narrow, problem, config) if config["arranged"] and on_nvidia() else narrow
-    sums = y if splits == 1 else workspace(y.view(-1), splits)
     grid = triton.cdiv(packed.out_features, config["block_out"]), splits, triton.cdiv(tokens, config["block_tokens"])
     tile_kernel[grid](
-        packed.mask_words, packed.values.view(torch.int64), read, sums, tokens,
+        packed.mask_words, packed.values.view(torch.int64), read, parts, tokens,
         **_constexprs(problem, packed.pitch, config, on_nvidia()), num_warps=_warps(config), launch_pdl=bool(config["pdl"]),
     )  # fmt: skip
-    return y if splits == 1 else finish(sums, y.view(-1), dependent=bool(config["pdl"])).view(y.shape)
 
 
 def _arranged(x: Tensor, problem: Problem, config: Config) -> Tensor:
@@ -389,11 +387,12 @@ register(
         kernel="spmm",
         name="tile",
         summary=f"mask words unfolded in registers, straight into matrix instructions; up to {MOST_TOKENS} tokens",
-        launch=launch,
+        launch=partial(whole, launch_parts),
         space=space,
         default=default,
         constraint=constraint,
         compile_source=compile_source,
         tokens=(2, MOST_TOKENS),
+        launch_parts=launch_parts,
     )
 )

@@ -18,7 +18,7 @@ from sdbench.kernels.spmm import searched_tokens
 from sdbench.timing import copies_needed, graph_times
 
 Buffer = Callable[[int], Tensor]
-"""float32 ``[splits, batch, out]`` for so many splits."""
+"""float32 ``[splits, batch, out]`` for so many splits, or ``[1, batch, out]`` where the sum is wanted whole."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +48,8 @@ class Launch:
         elif variant.name == "linear" and x.is_cuda:
             # The same product with its sums left as they are.
             torch.mm(x, weight.T, out_dtype=torch.float32, out=sums[0])
+        elif len(sums) > 1 and variant.launch_parts:
+            variant.launch_parts(weight, x, sums, self.config)
         else:
             y = variant.launch(weight, x, sums[0], self.config)
             if y.data_ptr() != sums.data_ptr():
@@ -135,7 +137,8 @@ def _with(variant: Variant, config: Config, problem: Problem, buffer: Buffer) ->
     # All kernels of a step take part in dependent launch.
     if "pdl" in config and problem.tokens == 1:
         config = {**config, "pdl": config["pdl"] or problem.dependent_launch}
-    return Launch(variant, config, buffer(config.get("splits", 1) if variant.kernel == "spmv_partial" else 1))
+    leaves_parts = variant.kernel == "spmv_partial" if problem.tokens == 1 else variant.launch_parts is not None
+    return Launch(variant, config, buffer(config.get("splits", 1) if leaves_parts else 1))
 
 
 def _trouble(launch: Launch, weight: Any, problem: Problem, device: torch.device) -> str | None:

@@ -1,6 +1,7 @@
 """The linears of a fused step: several of one input as one product, written as partial sums that the next kernel adds."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ class Product:
         sums: Buffers by their shape ``(splits, out)``, which products that run one after the other share; a missing one is added.
         int8: Round a dense weight to 8 bits.
         batch: Sequences that are multiplied at once.
+        whole: Add the splits of several sequences' product, for a consumer that does not.
 
     Attributes:
         sums: float32 ``[splits, batch, out]``, the result of the last call.
@@ -42,7 +44,7 @@ class Product:
         Unfusable: Some of the linears are packed and others are not, or in different ways; no kernel takes them; or one is wrong.
     """
 
-    def __init__(self, linears: Sequence[Linear], sums: Sums, int8: bool = False, batch: int = 1):
+    def __init__(self, linears: Sequence[Linear], sums: Sums, int8: bool = False, batch: int = 1, whole: bool = False):
         packed = [linear.packed for linear in linears if isinstance(linear, PackedLinear)]
         if packed and len(packed) < len(linears):
             raise Unfusable("no fused step: some of the linears of one input are pruned and others are not")
@@ -65,7 +67,8 @@ class Product:
         self._problem = Problem(out, linears[0].in_features, dtype, pattern, *facts)
         self._launch: Launch | None = None
         if uses_kernels(self._device):
-            self._launch = launch_for(weight, self._problem, self._device, int8, lambda splits: self._shared(sums, splits))
+            buffer = partial(self._shared, sums)
+            self._launch = launch_for(weight, self._problem, self._device, int8, (lambda splits: buffer(1)) if whole else buffer)
         elif self.packed:
             reference = registry.find("spmv" if batch == 1 else "spmm", "reference")
             self._launch = Launch(reference, {}, self._shared(sums, 1))

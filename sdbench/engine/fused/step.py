@@ -60,7 +60,7 @@ class FusedStep:
             for part, keys, values in zip(plan.layers, self.keys, self.values, strict=True)
         ]
         # One sequence has a kernel that finds the argmax as it multiplies.
-        self._head = Product([_linear(plan.head)], sums, batch=batch) if batch > 1 else None
+        self._head = Product([_linear(plan.head)], sums, batch=batch, whole=True) if batch > 1 else None
         # Inputs of products, as transformers has them where that can be.
         narrow = input_dtype(plan.dtype)
         self._h, self._x = torch.empty(batch, plan.hidden, device=device), torch.empty(batch, plan.hidden, dtype=narrow, device=device)
