@@ -336,13 +336,13 @@ def _block_tokens(problem: Problem) -> int:
 
 
 def space(problem: Problem) -> list[Config]:
-    """Programs of two to sixteen warps, 6 to 40 warps an SM; K is split where rows are few."""
+    """Programs of two to sixteen warps, 6 to 40 warps an SM; K is split where rows are few, and x shared by more rows where tokens are many."""
     block_tokens = _block_tokens(problem)
     return [
         {"block_out": warp_rows * row_warps, "block_words": WARP_WORDS * word_warps, "warp_rows": warp_rows, "block_tokens": block_tokens,
          "splits": splits, "arranged": arranged, "pdl": pdl, "memory_rows": memory_rows}
         for warp_rows in (16, 32)
-        for row_warps, word_warps in ((1, 2), (2, 2), (1, 4), (2, 4), (1, 8), (2, 8))
+        for row_warps, word_warps in ((1, 2), (2, 2), (1, 4), (2, 4), (1, 8), (2, 8), *(((4, 2), (4, 4)) if problem.tokens > 8 else ()))
         for splits in ((1, 4) if problem.out_features < 4096 else (1,))
         for arranged in (0, 1)
         for pdl in ((0, 1) if problem.dependent_launch else (0,))
