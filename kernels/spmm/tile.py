@@ -336,7 +336,7 @@ def _block_tokens(problem: Problem) -> int:
 
 
 def space(problem: Problem) -> list[Config]:
-    """Programs of two to sixteen warps, 6 to 40 warps an SM; K is split where rows are few, and x shared by more rows where tokens are many."""
+    """Programs of two to sixteen warps, 6 to 40 warps an SM; K is split where rows are few, x shared by more rows where tokens are many."""
     block_tokens = _block_tokens(problem)
     return [
         {"block_out": warp_rows * row_warps, "block_words": WARP_WORDS * word_warps, "warp_rows": warp_rows, "block_tokens": block_tokens,
