@@ -69,7 +69,7 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
             several = f", {batch_of(row)} prompts" if batch_of(row) > 1 else ""
             what = f"{row['arm']}, {way_of(row)}, {row['context']}{several}"
             lines.append(f"no x dense for {what}: dense weights have no rate by the same loop")
-    lines += _graphs(everything)
+    lines += [*_graphs(everything), *_dense_products(everything), *_lone_contexts(everything)]
     if "device_map" in arguments:
         count = max(row["devices"] for row in everything)
         lines.append(
@@ -131,6 +131,29 @@ def _graphs(rows: Sequence[Row]) -> list[str]:
         megabytes = _range([row["capture"]["bytes"] / 1e6 for row in of_arm], 0)
         lines.append(f"graph of {arm} at {contexts}: {seconds} s, {megabytes} MB (compilation included)")
     return lines
+
+
+def _dense_products(rows: Sequence[Row]) -> list[str]:
+    """Which kernels the dense weights of a fused step are multiplied by."""
+    used: dict[str, list[int]] = {}
+    for row in rows:
+        if row["arm"] == "dense" and row.get("products"):
+            batches = used.setdefault(" and ".join(row["products"]), [])
+            batches += [batch_of(row)] if batch_of(row) not in batches else []
+    told = [f"{names} at batch {', '.join(map(str, batches))}" for names, batches in used.items()]
+    return [f"dense products of the fused step, the faster of two by the clock: {'; '.join(told)}"] if told else []
+
+
+def _lone_contexts(rows: Sequence[Row]) -> list[str]:
+    """Contexts at which the dense weights were decoded in one way alone, where another had more."""
+    ways: dict[int, set[str]] = {}
+    for row in rows:
+        if row["arm"] == "dense" and row["decode_rate"] and batch_of(row) == 1:
+            ways.setdefault(row["context"], set()).add(way_of(row))
+    lone = [str(context) for context, names in ways.items() if len(names) == 1]
+    if not lone or len(lone) == len(ways):
+        return []
+    return [f"at {', '.join(lone)} of context one dense way was timed, and x dense is over that one: others are timed at the first context"]
 
 
 def _step(rows: Sequence[Row]) -> Table:

@@ -1,9 +1,9 @@
 """Times the ways to decode a model, dense and pruned, at each context length; quality plays no part, so weights are pruned by magnitude."""
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -38,12 +38,13 @@ from sdbench.suites.runs import measured, require_same_gpu
 from sdbench.timing import summarise
 
 Row = dict[str, Any]
+T = TypeVar("T")
 _PROBE_BYTES = 1 << 30
 _NO_ROOM = "can't allocate memory"
 """What torch says of a CPU; of a GPU it has an error of its own."""
 _FIGURES = (
     *("decode_rate", "ms_per_token", "ttft_ms", "start_seconds", "step_bytes", "gbps", "ceiling", "of_ceiling"),
-    *("kernels", "capture", "memory", "profile", "reason"),
+    *("kernels", "capture", "memory", "profile", "products", "reason"),
 )
 
 
@@ -86,7 +87,17 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
                 loaded = load_model(options.spec, options.device, options.dtype, progress.note, options.device_map)
                 _require_positions(options, loaded)
             linears: dict[str, nn.Linear] = select_linears(loaded.model, options.targets, options.ignore)
-            with _pruned(arm, loaded, linears) as packed:
+            with ExitStack() as stack:
+                try:
+                    packed = stack.enter_context(_pruned(arm, loaded, linears))
+                except FAILURES as error:
+                    for way in missing:
+                        row = _blank(way, loaded, options) | failure_of(error)
+                        if directory:
+                            directory.add_row({"record": "decode" if way.batch == 1 else "batch", **row})
+                        done[way] = row
+                        task.advance()
+                    continue
                 for way in missing:
                     while tried := next_for(way, done, options):
                         row = _measure(tried, loaded, packed, options)
@@ -164,10 +175,15 @@ def _pruned(arm: str, loaded: LoadedModel, linears: Mapping[str, nn.Linear]) -> 
         yield modules
 
 
-def _measure(way: Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear], options: DecodeOptions) -> Row:
+def _blank(way: Way, loaded: LoadedModel, options: DecodeOptions) -> Row:
+    """A way's row without figures."""
     row: Row = {"arm": way.arm, "path": way.path, "context": way.context, "tokens": options.tokens, "outcome": "correct"}
     row |= {"batch": way.batch} if way.batch > 1 else {}
-    row |= {"devices": len(devices_of(loaded.model))} | dict.fromkeys(_FIGURES)
+    return row | {"devices": len(devices_of(loaded.model))} | dict.fromkeys(_FIGURES)
+
+
+def _measure(way: Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear], options: DecodeOptions) -> Row:
+    row = _blank(way, loaded, options)
     device, devices = options.device, devices_of(loaded.model)
     length, prompts = way.context + options.longest, _prompts(loaded, options, way.context, way.batch)
     # What torch.compile made for an earlier way is in reference cycles.
@@ -195,7 +211,8 @@ def _measure(way: Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear], 
         return row | {"outcome": "constraint", "reason": str(error)}
     rates = summarise([rate for rate, _ in replies])
     nbytes = _step_bytes(decoder, loaded, packed, way.batch * (way.context + options.tokens // 2))
-    ceiling = way.batch * read_bandwidth(min(nbytes, _PROBE_BYTES), device) / nbytes if device.type == "cuda" else None
+    bandwidth = _where_there_is_room(lambda: read_bandwidth(min(nbytes, _PROBE_BYTES), device)) if device.type == "cuda" else None
+    ceiling = way.batch * bandwidth / nbytes if bandwidth else None
     row |= {
         "decode_rate": rates.as_dict() if rates else None,
         "ms_per_token": 1e3 * way.batch / rates.p50 if rates else None,
@@ -212,8 +229,17 @@ def _measure(way: Way, loaded: LoadedModel, packed: Mapping[str, PackedLinear], 
         row["kernels"] = step.kernels if device.type == "cuda" else None
         row["capture"] = {"seconds": captured.seconds, "bytes": captured.nbytes} if captured else None
         if options.profiled:
-            row["profile"] = profile(lambda: decoder.decode_steps(8), 8)
+            row["profile"] = _where_there_is_room(lambda: profile(lambda: decoder.decode_steps(8), 8))
+        row["products"] = sorted({product.variant for product in step.products()}) if device.type == "cuda" else None
     return row
+
+
+def _where_there_is_room(look: Callable[[], T]) -> T | None:
+    """What a look beside the rates finds; None where there is no memory for it, since the rates are there already."""
+    try:
+        return look()
+    except FAILURES:
+        return None
 
 
 def _prompts(loaded: LoadedModel, options: DecodeOptions, context: int, batch: int) -> list[list[int]]:

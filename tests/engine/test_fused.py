@@ -102,6 +102,22 @@ def test_eos_and_equal_lengths(tiny_qwen3: PreTrainedModel, device: torch.device
     assert (len(single.ids), single.decode_steps, single.decode_seconds) == (1, 0, 0.0)
 
 
+def test_one_wrong_sequence_of_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A four-hundredth of all logits, half as large again: an error of 0.025 in the whole, and of 0.5 in its own."""
+    model = build(CONFIGS["qwen3"])
+    decoder = FusedDecoder(model, 16, batch=400)
+    run = decoder.step.run
+
+    def wrong(logits: torch.Tensor | None = None) -> None:
+        run(logits)
+        if logits is not None:
+            logits[399] *= 1.5
+
+    monkeypatch.setattr(decoder.step, "run", wrong)
+    with pytest.raises(Unfusable, match=r"logits differ from transformers' by 5\.0e-01"):
+        decoder._verify(0.1)
+
+
 def test_refusals(tiny_qwen3: PreTrainedModel) -> None:
     decoder = FusedDecoder(tiny_qwen3, 16)
     with pytest.raises(UsageError, match="5 tokens and 12 new ones exceed the 16 positions"):

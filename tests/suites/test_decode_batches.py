@@ -183,16 +183,39 @@ def test_a_product_that_does_not_fit_is_a_row_and_a_wrong_one_ends_the_run(folde
     assert [(row["arm"], row["outcome"], row["reason"]) for row in rows[3:]] == [("2:4", "out_of_resources", "no room")]
 
 
+def test_no_room_to_pack_costs_the_arm_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(suite, "pack", refuse)
+    rows = measure(options(folder, batches=(1, 3)))
+    assert {(row["arm"], row["outcome"], row["reason"]) for row in rows} == {
+        ("dense", "correct", None),
+        ("2:4", "out_of_resources", "no room"),
+    }
+    assert len(report(rows, options(folder).arguments(), {}).cells) > 0
+
+
+def test_no_room_beside_the_rates_keeps_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bandwidth's probe takes two buffers, and a profile its events, where a large model leaves little."""
+
+    def refuse() -> float:
+        raise torch.OutOfMemoryError("no room")
+
+    assert (suite._where_there_is_room(refuse), suite._where_there_is_room(lambda: 4.0)) == (None, 4.0)
+
+
 def made(arm: str, batch: int, rate: float, speedup: float | None) -> dict[str, Any]:
     spread = {"p20": rate, "p50": rate, "p80": rate}
-    return {"arm": arm, "path": EAGER, "context": 4, "batch": batch, "decode_rate": spread, "speedup": speedup, "ms_per_token": 1.0}
+    row = {"arm": arm, "path": EAGER, "context": 4, "batch": batch, "decode_rate": spread, "speedup": speedup}
+    return row | {"ms_per_token": 1.0, "of_ceiling": 0.642}
 
 
 def test_the_batch_at_which_pruning_stops_paying_is_printed() -> None:
     rows = [made("dense", 1, 10, 1.0), made("dense", 1, 20, 1.0), made("2:4", 1, 30, 1.5), made("2:4", 4, 40, 1.1), made("2:4", 8, 30, 0.8)]
     table = batch_table(rows)
     assert "2:4 at 4 of context stops paying at batch 8: 1.50x at 1, 1.10x at 4, 0.80x at 8" in table.lines
-    assert table.cells[0][:5] == ["dense", "4", "1", "eager", "20.0"]
+    assert table.cells[0] == ["dense", "4", "1", "eager", "20.0", "20.0-20.0", "1.00", "1.000", "64"]
     assert any("pays up to batch 4, the largest that was timed" in line for line in batch_table(rows[:4]).lines)
 
 

@@ -221,6 +221,11 @@ def test_a_speed_up_needs_a_dense_rate_at_its_context_by_its_loop() -> None:
 def test_kernels_are_told_by_their_names() -> None:
     names = ["lane_row_kernel", "gemv_kernel", "attention_kernel", "nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "elementwise_kernel"]
     assert [kind_of(name) for name in names] == ["pruned products", "dense products", "attention", "dense products", "other"]
+    # Of several prompts.
+    names = ["tile_kernel", "arrange_kernel", "words_kernel", "expand_kernel", "finish_kernel", "pick_kernel", "gemm_kernel"]
+    names += ["void cublasLt::splitKreduce_kernel<32, 16, int, float>"]
+    kinds = [*["pruned products"] * 4, "sums of splits", "lm_head and argmax", "dense products", "dense products"]
+    assert [kind_of(name) for name in names] == kinds
 
 
 def test_overlapping_kernels_share_the_time_by_their_ends() -> None:

@@ -229,9 +229,9 @@ class FusedDecoder:
         for name, ids in (("prefill", prompts), ("decode", firsts)):
             with phase("prefill" if name == "prefill" else "decode"):
                 logits = self.model(input_ids=ids, **fixed).logits[:, -1]
-        error = relative_error(got, logits.double())
-        if not error <= tolerance:
-            raise Unfusable(f"no fused step: its logits differ from transformers' by {error:.1e} (relative), more than rounding does")
+        for error in [relative_error(one, other) for one, other in zip(got, logits.double(), strict=True)]:
+            if not error <= tolerance:
+                raise Unfusable(f"no fused step: its logits differ from transformers' by {error:.1e} (relative), more than rounding does")
 
 
 def _end(first: int, ids: Sequence[int], stops: frozenset[int]) -> int | None:

@@ -14,7 +14,7 @@ from sdbench.engine.fused.plan import Unfusable
 from sdbench.kernels import registry, tuned
 from sdbench.kernels.checked import trouble
 from sdbench.kernels.registry import Config, Problem, Variant
-from sdbench.kernels.spmm import searched_tokens
+from sdbench.kernels.spmm import FEW_TOKENS, searched_tokens
 from sdbench.timing import copies_needed, graph_times
 
 Buffer = Callable[[int], Tensor]
@@ -43,15 +43,16 @@ class Launch:
             x: ``[batch, in]``.
         """
         variant, sums = self.variant, self.sums
-        if len(x) == 1:
-            variant.launch(weight, x[0], sums[:, 0] if variant.kernel == "spmv_partial" else sums[0, 0], self.config)
-        elif variant.name == "linear" and x.is_cuda:
+        if variant.name == "linear" and x.is_cuda:
             # The same product with its sums left as they are.
             torch.mm(x, weight.T, out_dtype=torch.float32, out=sums[0])
+        elif variant.kernel == "spmv_partial":
+            variant.launch(weight, x[0], sums[:, 0], self.config)
         elif len(sums) > 1 and variant.launch_parts:
             variant.launch_parts(weight, x, sums, self.config)
         else:
-            y = variant.launch(weight, x, sums[0], self.config)
+            one = len(x) == 1
+            y = variant.launch(weight, x[0] if one else x, sums[0, 0] if one else sums[0], self.config)
             if y.data_ptr() != sums.data_ptr():
                 sums[0].copy_(y)
 
@@ -62,7 +63,7 @@ def input_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def launch_for(weight: Any, problem: Problem, device: torch.device, int8: bool, buffer: Buffer) -> Launch:
-    """The launch of a product: the fastest by tuned choices, or by the clock where torch's own product, which has none, is a candidate.
+    """The launch of a product: the fastest by tuned choices, or by the clock for a dense one, of which torch's own has none.
 
     Args:
         weight: A matrix, or what stands for one.
@@ -75,23 +76,32 @@ def launch_for(weight: Any, problem: Problem, device: torch.device, int8: bool, 
         Unfusable: No kernel takes the product, or none of those that do gives a right one.
     """
     candidates = _candidates(problem, int8)
-    if problem.pattern or problem.tokens == 1:
+    if problem.pattern or int8:
         return _right(tuned.fastest(candidates, _searched(problem), device), weight, problem, device, buffer)
     known = _QUICKEST.get((problem, device))
     launches, reason = [], ""
-    for variant in candidates if known is None else [known]:
+    for variant in candidates if known is None else [known, *(other for other in candidates if other != known)]:
         try:
             launches.append(_right(variant, weight, problem, device, buffer))
         except Unfusable as error:
             reason = str(error)
+        if launches and known:
+            break
     if not launches:
         raise Unfusable(reason)
-    quickest = launches[0] if len(launches) == 1 or device.type != "cuda" else _quickest(launches, weight, problem, device)
+    if len(launches) == 1 or device.type != "cuda":
+        return launches[0]
+    quickest = _quickest(launches, weight, problem, device)
+    if quickest is None:
+        what = f"{problem.out_features}x{problem.in_features}, {problem.tokens} tokens"
+        warnings.warn(f"no room to time the dense products of {what}; {launches[0].variant.name} is used", stacklevel=2)
+        return launches[0]
     _QUICKEST[problem, device] = quickest.variant
     return quickest
 
 
 _QUICKEST: dict[tuple[Problem, torch.device], Variant] = {}
+"""The dense product that was the fastest by the clock."""
 
 
 def _candidates(problem: Problem, int8: bool) -> list[Variant]:
@@ -100,9 +110,13 @@ def _candidates(problem: Problem, int8: bool) -> list[Variant]:
         what = "int8 weights" if int8 else "float16, which has no room for sums before a norm's scaling"
         raise Unfusable(f"no fused step for several prompts at once with {what}")
     if problem.pattern is None:
-        names = [("dense", "linear"), ("dense", "gemm")] if several else [("quantized", "int8") if int8 else ("dense", "gemv")]
-        return [variant for variant in (registry.find(*name) for name in names) if variant.serves(problem.tokens)]
+        names = [("quantized", "int8")] if int8 else [("dense", name) for name in ("gemv", "linear", "gemm")]
+        # Torch multiplies no float32 x, which float16 weights have here.
+        dense = [registry.find(*name) for name in names if problem.dtype != torch.float16 or name[1] != "linear"]
+        return [variant for variant in dense if variant.serves(problem.tokens)]
     alternatives = [[("spmm", "tile")], [("spmm", "expand")]]
+    if problem.tokens > FEW_TOKENS:
+        alternatives.reverse()
     if not several:
         alternatives = [[("spmv_partial", "lane_row_nibble"), ("spmv_partial", "lane_row")], [("spmv", "portable")]]
     for found in alternatives:
@@ -154,12 +168,12 @@ def _trouble(launch: Launch, weight: Any, problem: Problem, device: torch.device
     return trouble(product, weight, (problem.tokens, problem.in_features), input_dtype(problem.dtype), device, times=2)
 
 
-def _quickest(launches: Sequence[Launch], weight: Tensor, problem: Problem, device: torch.device) -> Launch:
-    """The fastest of right launches over copies of the weight that the cache does not hold; the first where there is no room for them."""
+def _quickest(launches: Sequence[Launch], weight: Tensor, problem: Problem, device: torch.device) -> Launch | None:
+    """The fastest of right launches over copies of the weight that the cache does not hold; None where there is no room for them."""
     x = torch.randn(problem.tokens, problem.in_features, device=device).to(input_dtype(problem.dtype))
     try:
-        copies = [weight.clone() for _ in range(copies_needed(weight.nbytes, device))]
+        copies = [weight, *(weight.clone() for _ in range(copies_needed(weight.nbytes, device) - 1))]
         times = [graph_times([partial(launch, copy, x) for copy in copies], replays=5) for launch in launches]
     except (torch.OutOfMemoryError, TritonError):
-        return launches[0]
+        return None
     return min(zip(launches, times, strict=True), key=lambda pair: pair[1].p50 if pair[1] else torch.inf)[0]

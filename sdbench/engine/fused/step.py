@@ -80,8 +80,9 @@ class FusedStep:
 
     @property
     def kernels(self) -> int | None:
-        """Launches of a step of one sequence on a GPU; None for several, whose products may be more than one launch."""
-        return None if self._head else len(self._layers) * (8 + (self._slices > 1)) + 3
+        """Launches of a step of one sequence on a GPU; None for several, and with torch's products, which may be more than one each."""
+        unknown = self._head or any(product.variant == "linear" for product in self.products())
+        return None if unknown else len(self._layers) * (8 + (self._slices > 1)) + 3
 
     def start(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         """Puts the first token of each reply in place; the cache holds every position before it."""
