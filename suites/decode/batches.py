@@ -36,7 +36,7 @@ def batch_table(rows: Sequence[Row]) -> Table:
     columns = (
         *(Column(name, key=True) for name in ("arm", "context", "batch")),
         Column("way"),
-        *(Column(name, figure=True) for name in ("tok/s", "p20-p80", "x dense", "ms a step", "% ceiling")),
+        *(Column(name, figure=True) for name in ("tok/s", "p20-p80", "x dense", "% ceiling")),
     )
     cells = []
     for row in rows:
@@ -45,10 +45,9 @@ def batch_table(rows: Sequence[Row]) -> Table:
         if not row["decode_rate"] or (batch == 1 and best[arm, context, batch] is not row):
             continue
         rate, gain = row["decode_rate"], row["speedup"]
-        took, share = row["ms_per_token"], row["of_ceiling"]
+        share = row["of_ceiling"]
         figures = [f"{rate['p50']:.1f}", f"{rate['p20']:.1f}-{rate['p80']:.1f}", "-" if gain is None else f"{gain:.2f}"]
-        figures += ["-" if took is None else f"{took:.3f}", "-" if share is None else f"{100 * share:.0f}"]
-        cells.append([arm, str(context), str(batch), way_of(row), *figures])
+        cells.append([arm, str(context), str(batch), way_of(row), *figures, "-" if share is None else f"{100 * share:.0f}"])
     note = (
         "tok/s: of all prompts together; x dense: over the fastest dense way that was timed at the same context and batch; int8 weights "
         "are for one prompt; % ceiling: as below, of the rate that the bytes of a step allow"
