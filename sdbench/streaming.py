@@ -121,6 +121,14 @@ class _Part:
         self._holders += 1
         if self._holders > 1:
             return
+        try:
+            self._bring()
+        except BaseException:
+            # Tensors that were not filled must not be found by whoever asks next.
+            self.__exit__(None, None, None)
+            raise
+
+    def _bring(self) -> None:
         stream, module = self._stream, self._module
         places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for place in places:
@@ -128,14 +136,14 @@ class _Part:
                 tied = place is module._parameters and f"{self._name}.{name}".lstrip(".") not in stream.owned
                 if tensor is None or not tensor.is_meta or tied:
                     continue
-                self._away.append((place, name, tensor))
                 # A value that is never given must not go unseen.
                 here = torch.empty_like(tensor, device=self._device)
                 here = here.fill_(float("nan")) if here.is_floating_point() else here.zero_()
                 place[name] = nn.Parameter(here, requires_grad=False) if isinstance(tensor, nn.Parameter) else here
+                self._away.append((place, name, tensor))
+                stream.bytes += tensor.nbytes
         if not self._away:
             return
-        stream.bytes += sum(tensor.nbytes for _, _, tensor in self._away)
         stream.peak_bytes = max(stream.peak_bytes, stream.bytes)
         with torch.no_grad():
             stream.fill(self._name, module, self._device)

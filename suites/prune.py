@@ -20,7 +20,7 @@ from sdbench.calibrate.store import StoredShard, merge_reports, merged
 from sdbench.checkpoints.layout import PARTS, Format
 from sdbench.checkpoints.provenance import Calibration, Example, Layer, Origin, Provenance, Rows, Source
 from sdbench.checkpoints.stored import to_dense, to_stored
-from sdbench.checkpoints.write import checkpoint_bytes, packed_bytes, require_disk, write_checkpoint
+from sdbench.checkpoints.write import checkpoint_bytes, clear_draft, packed_bytes, require_disk, write_checkpoint
 from sdbench.errors import CheckFailed, SdbenchError, UsageError
 from sdbench.memory import Peak, peak_memory, resident_bytes
 from sdbench.models import LoadedModel
@@ -117,8 +117,9 @@ def run(
         loaded, linears = load_dense(options, progress, stream=options.stream)
     size = checkpoint_bytes(loaded.model, linears, options.pattern, options.format)
     pruner = _Pruner(options, loaded, linears, work, progress, stages)
-    # The pruned layers lie on the disk twice until the checkpoint is complete.
-    require_disk(output, size + sum(packed_bytes(linears[name], options.pattern) for name in pruner.remaining))
+    # The pruned layers lie on a disk twice until the checkpoint is complete.
+    clear_draft(output)
+    require_disk({output: size, work.path: sum(packed_bytes(linears[name], options.pattern) for name in pruner.remaining)})
     with stages("hash"):
         source = source_of(options, loaded, linears, progress)
     sizes = [tensor.nbytes for tensor in unique_state(loaded.model).values()]

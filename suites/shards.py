@@ -16,7 +16,7 @@ from sdbench.calibrate.methods import METHODS
 from sdbench.calibrate.stages import Stages
 from sdbench.calibrate.store import RECORD, ShardRecord, StoredShard, read_shards, write_record, write_sums
 from sdbench.checkpoints.provenance import Example
-from sdbench.checkpoints.write import draft_of, require_disk, require_free
+from sdbench.checkpoints.write import clear_draft, draft_of, require_disk, require_free
 from sdbench.devices import resolve_device
 from sdbench.environment import describe
 from sdbench.errors import ExitCode, SdbenchError, UsageError
@@ -72,7 +72,8 @@ def collect_shard(
         loaded, linears = load_dense(options, progress, stream=options.stream)
     kind = METHODS[options.method].needs
     assert kind != "none"
-    require_disk(output, sum(4 * linear.in_features ** (2 if kind == "hessian" else 1) for linear in linears.values()))
+    clear_draft(output)
+    require_disk({output: sum(4 * linear.in_features ** (2 if kind == "hessian" else 1) for linear in linears.values())})
     with stages("hash"):
         source = source_of(options, loaded, linears, progress)
     require_source(work, source)

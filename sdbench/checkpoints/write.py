@@ -58,23 +58,27 @@ def require_free(output: Path) -> None:
         raise UsageError(f"{output} is there already; choose another --output, or remove it")
 
 
-def require_disk(output: Path, nbytes: int) -> None:
-    """Refuses to begin what the disk has no room for.
+def require_disk(wanted: Mapping[Path, int]) -> None:
+    """Refuses to begin what a disk has no room for.
 
     Args:
-        output: What will be written; its nearest existing parent says which disk.
-        nbytes: How much, without slack.
+        wanted: What will be written -> bytes, without slack; what lies on one disk, as the nearest existing folders say, is added up.
 
     Raises:
         SdbenchError: Not enough room.
     """
-    there = next(parent for parent in output.absolute().parents if parent.exists())
-    free, wanted = shutil.disk_usage(there).free, nbytes + SLACK_BYTES
-    if free < wanted:
-        raise SdbenchError(
-            f"not enough disk for {output}: {_gigabytes(wanted)} GB are needed and {_gigabytes(free)} GB are free; "
-            "make room or choose another --output"
-        )
+    disks: dict[int, tuple[Path, Path, int]] = {}
+    for path, nbytes in wanted.items():
+        there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+        first, _, before = disks.get(there.stat().st_dev, (path, there, SLACK_BYTES))
+        disks[there.stat().st_dev] = first, there, before + nbytes
+    for path, there, nbytes in disks.values():
+        free = shutil.disk_usage(there).free
+        if free < nbytes:
+            raise SdbenchError(
+                f"not enough disk for {path}: {_gigabytes(nbytes)} GB are needed and {_gigabytes(free)} GB are free; "
+                "make room or choose another place"
+            )
 
 
 def write_checkpoint(
@@ -112,7 +116,8 @@ def write_checkpoint(
     pattern = Pattern.parse(origin.pattern)
     state = unique_state(model)
     given = read or state.__getitem__
-    require_disk(output, checkpoint_bytes(model, {name: model.get_submodule(name) for name in origin.layers}, pattern, kind))
+    clear_draft(output)
+    require_disk({output: checkpoint_bytes(model, {name: model.get_submodule(name) for name in origin.layers}, pattern, kind)})
 
     def entries() -> Iterator[dict[str, Tensor]]:
         for name in state:
@@ -140,6 +145,13 @@ def write_checkpoint(
     return provenance
 
 
+def clear_draft(output: Path) -> Path:
+    """Removes what a killed run left of an output, which takes room; returns where its draft is written."""
+    draft = output.with_name(f".{output.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    return draft
+
+
 @contextmanager
 def draft_of(output: Path) -> Iterator[Path]:
     """A fresh folder beside the output, which takes its name when the block ends without an error, and else goes away.
@@ -147,10 +159,8 @@ def draft_of(output: Path) -> Iterator[Path]:
     Raises:
         SdbenchError: It cannot be written.
     """
-    draft = output.with_name(f".{output.name}.draft")
+    draft = clear_draft(output)
     try:
-        # What a killed run left behind.
-        shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         yield draft
         _sync(draft)
