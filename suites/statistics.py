@@ -60,7 +60,13 @@ def ratio_of_means(
     above, below = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
     if len(above) < 2 or not below.any():
         return None
-    return _paired_bootstrap(above, below, lambda a, b, axis: a.mean(axis=axis) / b.mean(axis=axis), seed, resamples, level)
+    return _paired_bootstrap(above, below, _ratio, seed, resamples, level)
+
+
+def _ratio(above: np.ndarray, below: np.ndarray, axis: int) -> Any:
+    """Of means, infinite over nothing; where both are nothing there is no difference."""
+    first, second = above.mean(axis=axis), below.mean(axis=axis)
+    return np.where((first == 0) & (second == 0), 1.0, first / second)
 
 
 def difference_of_shares(
@@ -91,15 +97,17 @@ def _paired_bootstrap(
     first: np.ndarray, second: np.ndarray, statistic: Callable[..., Any], seed: int, resamples: int, level: float
 ) -> Interval:
     """A statistic of pairs, ``statistic(first, second, axis)``, and its percentile interval over resampled pairs."""
-    found = scipy.stats.bootstrap(
-        (first, second),
-        statistic,
-        paired=True,
-        n_resamples=resamples,
-        confidence_level=level,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
+    # A resample may have nothing below, and so an infinite ratio, of which scipy also takes a deviation that is not used.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = scipy.stats.bootstrap(
+            (first, second),
+            statistic,
+            paired=True,
+            n_resamples=resamples,
+            confidence_level=level,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        )
     return Interval(float(statistic(first, second, 0)), float(found.confidence_interval.low), float(found.confidence_interval.high))
 
 

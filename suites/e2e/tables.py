@@ -144,12 +144,13 @@ def kl_cell(kl: float) -> str:
     return format(kl, ".4f" if kl >= 1e-3 else "#.3g")
 
 
-def ratio_cells(ratio: Mapping[str, float] | None) -> tuple[str, str]:
-    """A ratio to the control and its interval."""
+def ratio_cells(ratio: Mapping[str, Any] | None) -> tuple[str, str]:
+    """A ratio to the control and its interval, also as rows store what is infinite: null, with a ``..._status`` beside it."""
     if not ratio:
         return "-", "-"
+    found = (ratio[key] if ratio[key] is not None else float(ratio[f"{key}_status"]) for key in ("estimate", "low", "high"))
     # Beside rounding, pruning of any kind is thousands of times as far from dense.
-    estimate, low, high = (format(ratio[key], ".2f" if ratio[key] < 1000 else ".1e") for key in ("estimate", "low", "high"))
+    estimate, low, high = (format(value, ".2f" if value < 1000 else ".1e") for value in found)
     return estimate, f"{low} to {high}"
 
 

@@ -1,6 +1,11 @@
+import math
+import warnings
+
 import numpy as np
 import pytest
 
+from sdbench.results import with_status
+from sdbench.suites.e2e.tables import ratio_cells
 from sdbench.suites.statistics import mcnemar, ratio_of_means, share_interval
 
 
@@ -57,3 +62,15 @@ def test_mcnemar_by_hand() -> None:
     assert mcnemar([True, False], [True, False]) == 1.0
     with pytest.raises(ValueError, match="zip"):
         mcnemar([True], [True, False])
+
+
+def test_a_resample_with_nothing_below_is_infinite_without_a_warning() -> None:
+    """An int8 arm of a small model repeats the dense one on most questions."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = ratio_of_means([2.0, 0.0, 0.0, 2.0], [1.0, 0.0, 0.0, 0.0])
+    assert found is not None
+    assert (found.estimate, found.low, found.high) == (4.0, 1.0, math.inf)
+    # As it was measured, and as a run directory's rows have it.
+    for row in (found.as_dict(), with_status(found.as_dict())):
+        assert ratio_cells(row) == ("4.00", "1.00 to inf")
