@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sdbench.calibrate.in_place import weights_in_place
 from sdbench.calibrate.methods import METHODS, Pruned
 from sdbench.calibrate.sequential import find_blocks
 from sdbench.calibrate.sources import CalibrationText, needs
@@ -311,8 +310,10 @@ class _Pruner:
         earlier = sorted(self.done) if self.options.sequential else []
         if self.loaded.stream:
             return self.loaded.stream.instead(earlier, lambda name: to_dense(self.load(name), name))
-        there = {name: self.linears[name].weight.device for name in earlier}
-        return weights_in_place(self.linears, {name: to_dense(self.load(name), name).to(device) for name, device in there.items()})
+        # Over their own weights, which nothing asks for again: beside them there may be no room for as many.
+        for name in earlier:
+            self.linears[name].weight.data.copy_(to_dense(self.load(name), name))
+        return nullcontext()
 
 
 def _calibration(options: PruneOptions, made: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]]) -> Calibration:

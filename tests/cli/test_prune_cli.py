@@ -17,6 +17,7 @@ from sdbench.calibrate.collect import statistics_of
 from sdbench.calibrate.magnitude import keep_mask
 from sdbench.calibrate.sequential import BlockWalk
 from sdbench.checkpoint_files import CheckpointFiles
+from sdbench.checkpoints.stored import to_dense
 from sdbench.checkpoints.verify import verify
 from sdbench.engine.packed_linear import PackedLinear
 from sdbench.errors import CheckFailed
@@ -256,13 +257,25 @@ def interrupted(sdbench: Any, monkeypatch: Any) -> Callable[..., None]:
     return call
 
 
-def test_sequential_goes_on_with_whole_blocks(sdbench, checkpoint, interrupted):
-    """A block's 7 layers are pruned from one look at it: the one that was left half done begins anew."""
+def test_sequential_goes_on_with_whole_blocks(sdbench, checkpoint, interrupted, monkeypatch):
+    """A block's 7 layers are pruned from one look at it: the one that was left half done begins anew.
+
+    Of the layers that are finished no two lie beside the model at once.
+    """
+    made = []
+
+    def watched(*arguments):
+        assert all(matrix() is None for matrix in made)
+        matrix = to_dense(*arguments)
+        made.append(weakref.ref(matrix))
+        return matrix
+
+    monkeypatch.setattr(prune, "to_dense", watched)
     base = ("--model", checkpoint(), "--method", "sparsegpt", "--sequential")
     whole = pruned(sdbench, *base, "--output", "whole")
     interrupted(9, *base)
     found = pruned(sdbench, *base, "--output", "out")
-    assert found["resumed_layers"] == 7
+    assert (found["resumed_layers"], len(made)) == (7, 7)
     assert content(found) == content(whole)
 
 
