@@ -43,6 +43,21 @@ def test_a_dense_export_as_the_model(sdbench, checkpoint):
     assert not Path("out").exists() and not Path("run").exists()
 
 
+@pytest.mark.parametrize(
+    ("draft", "arguments"),
+    [
+        (".out.draft", (*MAGNITUDE, "--output", "out")),
+        ("shards/.shard-1-of-2.draft", (*SMALL, "--shard", "1/2", "--statistics", "shards")),
+    ],
+)
+def test_what_a_killed_run_left_takes_no_room_from_the_next(sdbench, checkpoint, monkeypatch, draft, arguments):
+    """The disk is full as long as it is there."""
+    Path(draft).mkdir(parents=True)
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0 if Path(draft).exists() else 10**9))
+    assert sdbench("prune", *arguments, "--model", checkpoint()).code == 0
+
+
 def test_not_enough_disk(sdbench, checkpoint, monkeypatch):
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=write.SLACK_BYTES + 1000))
