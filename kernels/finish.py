@@ -3,7 +3,7 @@
     t = sum over splits of sums[split] + bias;   y = silu(t[:out/2]) * t[out/2:] (gated), or t + residual, or t
 
 A second small kernel instead of a last program that waits for the others: a counter and its fence cost 2 us on an H200, this launch about 1
-where it overlaps the product's tail (see the log in README.md), and nothing is left behind for the next call.
+where it overlaps the product's tail (see the log in ``spmv/README.md``), and nothing is left behind for the next call.
 """
 
 from collections.abc import Callable

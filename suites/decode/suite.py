@@ -74,6 +74,12 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
         progress.note(f"{kept} of {len(ways)} rows kept from an earlier attempt; choose another --output to measure them again")
     if options.device.type != "cuda":
         progress.note("no GPU: int8 weights, CUDA graphs and torch.compile are left out")
+
+    def keep(way: Way, row: Row) -> None:
+        if directory:
+            directory.add_row({"record": "decode" if way.batch == 1 else "batch", **row})
+        done[way] = row
+
     with progress.task("decode", len(ways)) as task:
         for arm in dict.fromkeys(way.arm for way in ways):
             ours = [way for way in ways if way.arm == arm]
@@ -92,18 +98,12 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
                     packed = stack.enter_context(_pruned(arm, loaded, linears))
                 except FAILURES as error:
                     for way in missing:
-                        row = _blank(way, loaded, options) | failure_of(error)
-                        if directory:
-                            directory.add_row({"record": "decode" if way.batch == 1 else "batch", **row})
-                        done[way] = row
+                        keep(way, _blank(way, loaded, options) | failure_of(error))
                         task.advance()
                     continue
                 for way in missing:
                     while tried := next_for(way, done, options):
-                        row = _measure(tried, loaded, packed, options)
-                        if directory:
-                            directory.add_row({"record": "decode" if way.batch == 1 else "batch", **row})
-                        done[tried] = row
+                        keep(tried, _measure(tried, loaded, packed, options))
                     task.advance()
                 # Last, since the dense weights come to the GPU for it, which the last way's cache leaves, and stay there.
                 gc.collect()
