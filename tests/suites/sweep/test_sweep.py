@@ -292,7 +292,7 @@ class TestRay:
     @pytest.mark.slow
     @pytest.mark.parametrize(("jobs", "slots"), [(None, 2), (1, 1), (6, 2)])
     def test_one_run_a_gpu_however_many_are_asked_for(self, monkeypatch, jobs, slots):
-        ray = pytest.importorskip("ray")
+        ray = pytest.importorskip("ray", reason="Ray is an extra")
         ray.init(address="local", num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False)
         monkeypatch.setattr(ray, "init", lambda **where: None)
         executor = RayExecutor(jobs=jobs)
