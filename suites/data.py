@@ -107,14 +107,21 @@ def normalise_question(text: str) -> str:
     return " ".join(folded.split())
 
 
-def select(examples: Sequence[Example], n: int, seed: int) -> list[Example]:
+def select(examples: Sequence[Example], n: int, seed: int, option: str = "n", file: Path | None = None) -> list[Example]:
     """Draws n examples: the same ones for the same seed on every machine, whatever the file's order; a larger n extends a smaller draw.
+
+    Args:
+        examples: What there is.
+        n: How many.
+        seed: Seed of the draw.
+        option: What asked for n, as the message calls it.
+        file: Where they come from, as the message calls it.
 
     Raises:
         UsageError: n is not between 1 and the number of examples.
     """
     if not 1 <= n <= len(examples):
-        raise UsageError(f"{n} examples asked for, but there are {len(examples)}; choose between 1 and {len(examples)}")
+        raise UsageError(f"{option} {n}: {file or 'the data'} has {len(examples)} to draw from; choose between 1 and {len(examples)}")
     return _shuffled(examples, "select", seed)[:n]
 
 

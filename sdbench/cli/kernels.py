@@ -8,6 +8,7 @@ from typing import Literal
 import rich_click as click
 
 from sdbench.cli.options import (
+    SPMM_VARIANTS,
     SPMV_VARIANTS,
     batches_option,
     device_option,
@@ -24,7 +25,7 @@ from sdbench.cli.printing import print_result
 
 @click.command("kernels")
 @products_options
-@variants_option("SpMV variant to run", SPMV_VARIANTS)
+@variants_option("Variant to run", f"{', '.join(SPMV_VARIANTS)}, and {', '.join(SPMM_VARIANTS)} for more tokens than one (--batch)")
 @click.option(
     "--effort",
     type=click.Choice(["none", "quick", "full"]),

@@ -27,6 +27,7 @@ MORE_ROOM = {
 """What to do where a GPU's memory does not reach, by command."""
 
 SPMV_VARIANTS = ("lane_row", "lane_row_nibble", "lsb_scan", "portable", "reference")
+SPMM_VARIANTS = ("expand", "tile", "reference")
 TUNABLE_VARIANTS = ("lane_row", "lane_row_nibble", "lsb_scan", "portable", "gemm", "gemv", "fp8", "int8", "tile")
 """Names for the help pages, written out since the registry imports torch; a test compares them with it."""
 
@@ -74,14 +75,14 @@ def _a_number(context: click.Context, parameter: click.Parameter, value: float |
     return value
 
 
-def variants_option(help: str, known: tuple[str, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def variants_option(help: str, known: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """``--variant``, which may be repeated.
 
     Args:
         help: What the variants are chosen for.
-        known: Their names.
+        known: Their names, as the help tells them.
     """
-    return click.option("--variant", "variants", multiple=True, help=f"{help}: {', '.join(known)}; may be repeated; all when left out.")
+    return click.option("--variant", "variants", multiple=True, help=f"{help}: {known}; may be repeated; all when left out.")
 
 
 def batches_option(help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

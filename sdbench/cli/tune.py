@@ -24,7 +24,7 @@ NO_GPU = "tuning times configs, which takes a CUDA GPU; 'sdbench kernels' checks
 
 @click.command("tune")
 @products_options
-@variants_option("Variant to tune, of every kernel that has it", TUNABLE_VARIANTS)
+@variants_option("Variant to tune, of every kernel that has it", ", ".join(TUNABLE_VARIANTS))
 @click.option(
     "--effort",
     type=click.Choice(["none", "quick", "full"]),

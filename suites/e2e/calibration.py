@@ -28,6 +28,9 @@ from sdbench.timing import within
 REPLAY_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 """Largest relative difference of the sums of squares; rounding alone gives about 1e-6 in float32 and 3e-2 in bf16 over 36 layers."""
 
+FEW_ROWS = 32
+"""A calibration of fewer rows than a mask word has columns is warned of."""
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -161,6 +164,9 @@ def calibrate(
             with stages("replay check"):
                 report["replay_difference"] = _checked_replay(options, loaded, linears, questions[numbers[0]].prompt, lengths[0])
     equal = equalise(texts, budget)
+    rows = sum(common_rows(equal))
+    if rows < FEW_ROWS:
+        progress.note(f"warning: calibrated on {rows} rows a layer, too few to tell columns apart; give more examples or longer replies")
     parts = {source: [of_example[source][number] for number in numbers] for source in sources}
     report["sources"] = {source: _summary(equal[source], texts[source], parts[source]) for source in sources}
     return Calibration(equal, report, numbers[: len(equal[sources[0]])])

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -67,7 +68,7 @@ def load(options: E2EOptions) -> Examples | None:
     if options.allow_code_execution:
         require_sandbox()
     calibration, validation = _parts(options, options.validation)
-    judged = select(validation, options.validation_examples, options.seed)
+    judged = select(validation.examples, options.validation_examples, options.seed, "--validation-examples", validation.file)
     for example in judged if options.task.grader == "number" else ():
         require_number(example.answer or "", f"example {example.id}: ")
     return Examples(_draw(options, calibration), judged)
@@ -83,23 +84,31 @@ def load_calibration(options: CalibrationOptions) -> list[Example] | None:
     """
     if options.spec.kind == "random":
         return None
-    return _draw(options, load_replies(options.replies) if options.replies else _parts(options, None)[0])
+    return _draw(options, _Part(load_replies(options.replies), options.replies) if options.replies else _parts(options, None)[0])
 
 
-def _draw(options: CalibrationOptions, examples: Sequence[Example]) -> list[Example]:
+class _Part(NamedTuple):
+    """Examples to draw from, and the file that they come from."""
+
+    examples: Sequence[Example]
+    file: Path | None
+
+
+def _draw(options: CalibrationOptions, part: _Part) -> list[Example]:
     if options.choices.text:
         # A file that is no corpus is told before the model loads.
         read_corpus(options.choices.text, options.seed)
-    return select(examples, options.calibration_examples, options.seed)
+    return select(part.examples, options.calibration_examples, options.seed, "--calibration-examples", part.file)
 
 
-def _parts(options: CalibrationOptions, validation: Path | None) -> tuple[list[Example], list[Example]]:
+def _parts(options: CalibrationOptions, validation: Path | None) -> tuple[_Part, _Part]:
     """Examples to calibrate on and to judge: of two files that a manifest pins, or of one, from which the second part is held out."""
     task, train, manifest = options.task, options.train, options.split_manifest
     if options.data:
         if options.dataset_revision is not None:
             raise UsageError("--dataset-revision is checked against a manifest; leave it out, or split --data with 'sdbench split'")
-        return hold_out(load_records(task, options.data), task.holdout, HOLDOUT_SEED)
+        train_part, held_out = hold_out(load_records(task, options.data), task.holdout, HOLDOUT_SEED)
+        return _Part(train_part, options.data), _Part(held_out, options.data)
     if train is None and task.bundled:
         train, manifest = task.folder / task.bundled.train, task.folder / task.bundled.manifest
         validation = task.folder / task.bundled.validation
@@ -109,7 +118,7 @@ def _parts(options: CalibrationOptions, validation: Path | None) -> tuple[list[E
     examples = load_examples(validation, answers) if validation else []
     for example in examples:
         grading_of(task, example.grading, f"{validation}, {example.id}: grading")
-    return load_examples(train, answers), examples
+    return _Part(load_examples(train, answers), train), _Part(examples, validation)
 
 
 def calibration_questions(options: CalibrationOptions, examples: Sequence[Example] | None, loaded: LoadedModel) -> list[Question]:

@@ -52,6 +52,9 @@ def run(options: E2EOptions, examples: Examples | None, directory: RunDirectory 
         progress: Where to report.
     """
     journal = Journal(directory)
+    if journal.samples:
+        again = "" if options.fidelity == "only" or not options.rate_repeats else ", rates are measured again"
+        progress.note(f"replies kept from an earlier attempt: {len(journal.samples)}{again} ('sdbench report' shows a run as it is)")
     if options.rival:
         # A model that is not to be had is told before an hour's work.
         locate_model(options.rival, progress.note)

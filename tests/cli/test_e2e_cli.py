@@ -129,8 +129,9 @@ class TestResults:
 
     def test_the_same_directory_resumes_and_other_arguments_are_refused(self, sdbench, checkpoint, tmp_path):
         call = ("e2e", "--model", checkpoint(), *SHORT, "--output", "run")
-        assert sdbench(*call).code == 0
-        assert sdbench(*call).code == 0
+        assert "kept from an earlier attempt" not in sdbench(*call).err
+        again = sdbench(*call)
+        assert again.code == 0 and "replies kept from an earlier attempt: 8, rates are measured again" in again.err
         record = RunRecord.model_validate_json((tmp_path / "run/run.json").read_bytes())
         assert [attempt.outcome for attempt in record.audit] == ["complete", "complete"]
         before = (tmp_path / "run/run.json").read_bytes()
@@ -254,7 +255,7 @@ class TestBadData:
         assert not (tmp_path / "run").exists()
 
     def test_more_examples_than_there_are(self, sdbench):
-        sdbench("e2e", "--validation-examples", 201).refuses(2, "201 examples asked for, but there are 200")
+        sdbench("e2e", "--validation-examples", 201).refuses(2, "--validation-examples 201", "validation.jsonl has 200 to draw from")
 
 
 class TestBadOptions:

@@ -15,7 +15,7 @@ from sdbench import __version__, cli, devices
 from sdbench.architectures import ARCHITECTURES
 from sdbench.calibrate.methods import METHODS
 from sdbench.calibrate.sources import SOURCES
-from sdbench.cli.options import DEVICE_MAPS, SPMV_VARIANTS, TUNABLE_VARIANTS
+from sdbench.cli.options import DEVICE_MAPS, SPMM_VARIANTS, SPMV_VARIANTS, TUNABLE_VARIANTS
 from sdbench.errors import CheckFailed, SdbenchError, UsageError
 from sdbench.kernels import registry
 from sdbench.suites.kernels.tune import tunable
@@ -83,9 +83,10 @@ def test_the_help_of_e2e_names_every_source_and_method() -> None:
 def test_the_help_of_kernels_and_tune_names_every_variant_and_model() -> None:
     """Variants are written out there, since the registry imports torch."""
     assert tuple(variant.name for variant in registry.variants("spmv")) == SPMV_VARIANTS
+    assert {variant.name for variant in registry.variants("spmm")} == set(SPMM_VARIANTS)
     assert devices.DEVICE_MAPS == DEVICE_MAPS
     assert tuple(dict.fromkeys(variant.name for variant in tunable())) == TUNABLE_VARIANTS
-    for name, variants in (("kernels", SPMV_VARIANTS), ("tune", TUNABLE_VARIANTS)):
+    for name, variants in (("kernels", SPMV_VARIANTS), ("kernels", SPMM_VARIANTS), ("tune", TUNABLE_VARIANTS)):
         told = {parameter.name: parameter.help for parameter in importlib.import_module(f"sdbench.cli.{name}").command.params}
         assert ", ".join(variants) in told["variants"]
         assert ", ".join(ARCHITECTURES) in told["shapes"]

@@ -45,6 +45,13 @@ def decoded(sdbench, checkpoint):
     return run
 
 
+def test_a_calibration_on_next_to_nothing_is_told(decoded, sdbench):
+    decoded("--calibration-examples", 3)
+    few = [record | {"ids": record["ids"][:2], "reply": None, "finish_reason": "length"} for record in lines("run/replies.jsonl")]
+    done = sdbench("prune", "--model", "tiny", "--replies", write(few[:1]), "--calibration-examples", 1, "--output", "out")
+    assert done.code == 0 and "warning: calibrated on 1 rows a layer, too few to tell columns apart" in done.err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -168,7 +175,7 @@ class TestRefused:
                 "--replies brings its own questions; leave out --train, --split-manifest",
             ),
             (("--dataset-revision", "r"), 2, "leave out --dataset-revision"),
-            (("--calibration-examples", 2), 2, "2 examples asked for, but there are 1"),
+            (("--calibration-examples", 2), 2, "--calibration-examples 2: given.jsonl has 1 to draw from"),
             (("--model", "random:tiny"), 2, "a random: model gives no replies that mean anything; leave out --replies"),
             (("--replies", "none.jsonl"), 2, "cannot read none.jsonl: No such file"),
             (("--replies", "test.jsonl"), 2, "says test split"),

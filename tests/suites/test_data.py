@@ -139,7 +139,7 @@ def test_select_draws_the_same_examples_on_every_machine() -> None:
 
 @pytest.mark.parametrize("n", [0, -1, 41])
 def test_select_refuses_what_is_not_there(n: int) -> None:
-    with pytest.raises(UsageError, match="there are 40"):
+    with pytest.raises(UsageError, match=f"n {n}: the data has 40 to draw from; choose between 1 and 40"):
         select(EXAMPLES, n, seed=0)
 
 
