@@ -15,7 +15,10 @@ from sdbench.tables import Column, share
 SCHEMA = "sdbench.pool/1"
 Row = dict[str, Any]
 
-UNPRUNED, NOTHING_PRUNED = (DENSE, INT8), (None, None)
+UNPRUNED = (DENSE, INT8)
+
+Group = tuple[str, str, tuple[str, ...]]
+"""Pattern, method and calibration sources: runs with a control of one kind, since the sources of a run share its number of rows."""
 
 MAY_DIFFER = frozenset({"seed", "pattern", "method", "calib"})
 """Arguments of ``e2e`` in which pooled runs may differ: the draw, and what makes a line of the table."""
@@ -23,11 +26,10 @@ MAY_DIFFER = frozenset({"seed", "pattern", "method", "calib"})
 TOLD_BY_OTHERS = frozenset({"profile_changed"})
 """Names of options that have another value than the profile's; the options are compared themselves."""
 
+KEYS = tuple(Column(name, key=True) for name in ("pattern", "method", "calib", "prefill", "arm"))
+
 COLUMNS = (
-    Column("pattern", key=True),
-    Column("method", key=True),
-    Column("prefill", key=True),
-    Column("arm", key=True),
+    *KEYS,
     Column("draws", figure=True),
     Column("questions", figure=True),
     Column("KL", figure=True),
@@ -38,10 +40,7 @@ COLUMNS = (
 )
 
 ANSWER_COLUMNS = (
-    Column("pattern", key=True),
-    Column("method", key=True),
-    Column("prefill", key=True),
-    Column("arm", key=True),
+    *KEYS,
     Column("draws", figure=True),
     Column("match", figure=True),
     Column("draws from-to", figure=True),
@@ -70,7 +69,7 @@ class Pooled:
 
 
 def pool(runs: Sequence[SavedRun]) -> Pooled:
-    """One row a pattern, method, prefill and arm, over all draws of it.
+    """One row a pattern, method, set of calibration sources, prefill and arm, over all draws of it.
 
     KL is the mean over all positions of all draws. What is compared with the control is over the questions and draws that both have; its
     interval resamples questions, each with all of its draws: the draws of one question are no independent evidence.
@@ -83,20 +82,22 @@ def pool(runs: Sequence[SavedRun]) -> Pooled:
         SdbenchError: A run is not complete (exit code 1), or has neither fidelity nor answers of pruned arms (5).
     """
     _require_alike(runs)
-    groups: dict[tuple[str | None, str | None], list[_Draw]] = {}
+    groups: dict[Group, list[_Draw]] = {}
     for run in runs:
-        groups.setdefault((str(run.record.arguments["pattern"]), str(run.record.arguments["method"])), []).append(_draw(run))
+        groups.setdefault(_group(run), []).append(_draw(run))
     found = Pooled([], [])
-    for (pattern, method), draws in {NOTHING_PRUNED: _one_a_seed(groups.values()), **groups}.items():
+    for group, draws in [(None, _one_a_seed(groups.values())), *groups.items()]:
+        pattern, method, calib = group or (None, None, None)
         how = {"pattern": pattern, "method": method}
-        # Each pattern and method has a control of its own.
+        sources = {"calib": list(calib) if calib else None}
+        # Each group has a control of its own.
         compared = bool(pattern) or len(groups) == 1
         for prefill, arm in dict.fromkeys(key for draw in draws for key in draw.rows):
             if (arm not in UNPRUNED) == bool(pattern):
-                found.fidelity.append(how | _pooled(draws, prefill, arm, compared and arm != CONTROL))
+                found.fidelity.append(how | _pooled(draws, prefill, arm, compared and arm != CONTROL) | sources)
         for arm in dict.fromkeys(name for draw in draws for name in draw.arms):
             if (arm not in UNPRUNED) == bool(pattern):
-                found.answers.append(how | _answers(draws, arm, compared and arm not in (CONTROL, DENSE)))
+                found.answers.append(how | _answers(draws, arm, compared and arm not in (CONTROL, DENSE)) | sources)
     return found
 
 
@@ -121,10 +122,7 @@ def report(pooled: Pooled, runs: Sequence[SavedRun]) -> Report:
 def _fidelity_table(rows: Sequence[Row]) -> Table | None:
     cells = [
         [
-            row["pattern"] or "-",
-            row["method"] or "-",
-            row["prefill"],
-            row["arm"],
+            *_keys(row),
             str(len(row["seeds"])),
             str(row["questions"]),
             kl_cell(row["kl"]),
@@ -139,16 +137,13 @@ def _fidelity_table(rows: Sequence[Row]) -> Table | None:
         f"draws; x control: KL of {CONTROL} over that of the arm (above 1 the arm is closer), paired bootstrap over questions, each with "
         "all of its draws"
     ]
-    return Table("fidelity", COLUMNS, cells, lines) if cells else None
+    return _table("fidelity", COLUMNS, cells, lines, rows)
 
 
 def _answer_table(rows: Sequence[Row]) -> Table | None:
     cells = [
         [
-            row["pattern"] or "-",
-            row["method"] or "-",
-            row["prefill"] or "-",
-            row["arm"],
+            *_keys(row),
             str(len(row["seeds"])),
             f"{row['right']}/{row['examples']}",
             f"{min(row['right_of_draws'])}-{max(row['right_of_draws'])}",
@@ -163,7 +158,20 @@ def _answer_table(rows: Sequence[Row]) -> Table | None:
         f"points more of the answers are right than of {CONTROL}'s, paired bootstrap over questions, each with all of its draws (one that "
         "holds 0 shows no difference)"
     ]
-    return Table("answers", ANSWER_COLUMNS, cells, lines) if cells else None
+    return _table("answers", ANSWER_COLUMNS, cells, lines, rows)
+
+
+def _keys(row: Row) -> list[str]:
+    return [row["pattern"] or "-", row["method"] or "-", ", ".join(row["calib"] or "-"), row["prefill"] or "-", row["arm"]]
+
+
+def _table(title: str, columns: Sequence[Column], cells: list[list[str]], lines: Sequence[str], rows: Sequence[Row]) -> Table | None:
+    """The table; the sources stand in it where they tell lines apart."""
+    if not cells:
+        return None
+    several = len({tuple(row["calib"]) for row in rows if row["calib"]}) > 1
+    shown = [number for number, column in enumerate(columns) if several or column.name != "calib"]
+    return Table(title, [columns[number] for number in shown], [[row[number] for number in shown] for row in cells], lines)
 
 
 def _points(difference: Mapping[str, float] | None) -> tuple[str, str]:
@@ -173,8 +181,13 @@ def _points(difference: Mapping[str, float] | None) -> tuple[str, str]:
     return f"{estimate:+.1f}", f"{low:+.1f} to {high:+.1f}"
 
 
+def _group(run: SavedRun) -> Group:
+    arguments = run.record.arguments
+    return str(arguments["pattern"]), str(arguments["method"]), tuple(sorted(arguments["calib"]))
+
+
 def _require_alike(runs: Sequence[SavedRun]) -> None:
-    seen: dict[tuple[str, str, str], SavedRun] = {}
+    seen: dict[tuple[Group, str], SavedRun] = {}
     for run in runs:
         arguments = run.record.arguments
         if run.record.command != "e2e":
@@ -186,9 +199,10 @@ def _require_alike(runs: Sequence[SavedRun]) -> None:
             if first.get(name) != arguments.get(name):
                 told = difference(name, str(run.path), arguments.get(name), str(runs[0].path), first.get(name))
                 raise UsageError(f"{told}: pooled runs may differ in {', '.join(f'--{one}' for one in sorted(MAY_DIFFER))} alone")
-        key = str(arguments["pattern"]), str(arguments["method"]), str(arguments["seed"])
+        group, seed = key = _group(run), str(arguments["seed"])
         if key in seen:
-            raise UsageError(f"{run.path} and {seen[key].path} are one draw: {key[0]}, {key[1]}, seed {key[2]}; give each once")
+            told = ", ".join([*group[:2], *group[2], f"seed {seed}"])
+            raise UsageError(f"{run.path} and {seen[key].path} are one draw: {told}; give each once")
         seen[key] = run
 
 

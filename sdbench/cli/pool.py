@@ -22,7 +22,7 @@ def command(runs: tuple[Path, ...], form: Literal["text", "markdown", "csv"], as
     RUN is a folder that 'sdbench e2e' wrote, or that of a sweep, for all of its complete runs. Where runs have fidelity ('--fidelity',
     '--fidelity-only'), a table has KL and how many times as near as the control an arm is; where pruned arms answered, another has right
     answers and their points over the control. Runs may differ in --seed, which draws calibration and judged examples, and in --pattern,
-    --method and --calib, which make lines of their own; nothing else. Nothing is measured.
+    --method and --calib, which make lines of their own, each against its own control; nothing else. Nothing is measured.
 
     \b
     sdbench e2e --fidelity-only --seed 0 --output draw0

@@ -101,6 +101,27 @@ def test_a_kl_reads_the_same_in_a_pool_and_in_a_run(saved_run, sdbench, kl, text
     assert f"| decode | 1 | 1 | {text} | {text}-{text} |" in sdbench("pool", "a", "--format", "markdown").out
 
 
+def test_calibrations_are_lines_of_their_own(saved_run, sdbench):
+    """A sweep over ``calib: [decode, [decode, self]]``: one seed each, and a control each, since the sources share its number of rows."""
+    other = [row | {"kl": 3 * row["kl"]} if row["arm"] == "teacher-forced" else row for row in FIRST]
+    own = [fidelity("self", "q1", 1.0, 10), fidelity("self", "q2", 1.0, 30)]
+    saved_run("a", "e2e", ARGUMENTS | {"seed": 0}, FIRST)
+    saved_run("b", "e2e", ARGUMENTS | {"seed": 0, "calib": ["decode", "self"]}, [*other, *own])
+    rows = json.loads(sdbench("pool", "a", "b", "--json").out)["rows"]
+    assert [(row["calib"], row["arm"], row["kl"], row["seeds"]) for row in rows] == [
+        (["decode"], "teacher-forced", 1.25, [0]), (["decode"], "decode", 0.625, [0]),
+        (["decode", "self"], "teacher-forced", 3.75, [0]), (["decode", "self"], "decode", 0.625, [0]),
+        (["decode", "self"], "self", 1.0, [0]),
+    ]  # fmt: skip
+    assert [row["control_ratio"] and row["control_ratio"]["estimate"] for row in rows] == [None, 2.0, None, 6.0, 3.75]
+    shown = sdbench("pool", "a", "b", "--format", "markdown").out
+    assert "| pattern | method | calib | prefill | arm |" in shown and "| 2:4 | wanda | decode, self | dense | self | 1 |" in shown
+    # Where all runs have the same sources, in whatever order they were typed, the arm says it all.
+    saved_run("c", "e2e", ARGUMENTS | {"seed": 1, "calib": ["self", "decode"]}, SECOND)
+    assert "calib" not in sdbench("pool", "b", "c", "--format", "markdown").out.splitlines()[2]
+    sdbench("pool", "a", "b", "a").refuses(2, "a and a are one draw: 2:4, wanda, decode, seed 0; give each once")
+
+
 def answered(arm: str, matches: dict[str, bool], eos: int = 2, truncated: int = 0) -> dict[str, Any]:
     pruned = arm != "dense"
     row = {"record": "arm", "arm": arm, "pattern": "2:4" if pruned else None, "method": "wanda" if pruned else None}
@@ -144,7 +165,7 @@ def test_fidelity_and_answers_are_tables_of_their_own(saved_run, sdbench):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": 0}, "c and a are one draw: 2:4, wanda, seed 0; give each once"),
+        ({"seed": 0}, "c and a are one draw: 2:4, wanda, decode, seed 0; give each once"),
         (
             {"seed": 2, "model": "other"},
             "c has --model other and a --model demo: pooled runs may differ in --calib, --method, --pattern, --seed alone",
