@@ -3,7 +3,7 @@
 import html
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -71,6 +71,17 @@ def render_table(
 def share(value: float) -> str:
     """A share in percent; one that is not all and not nothing never reads 100.0% or 0.0%."""
     return f"{value if value in (0, 1) else min(max(value, 0.001), 0.999):.1%}"
+
+
+def spread(times: Mapping[str, float] | None, form: str = ".1f", to: str = "-") -> str:
+    """The 20th to 80th percentile of several samples; a dash without any, and for a single one, which is both.
+
+    Args:
+        times: ``{"p20", "p50", "p80"}`` in any one unit.
+        form: Format of a figure.
+        to: What stands between them.
+    """
+    return f"{times['p20']:{form}}{to}{times['p80']:{form}}" if times and times["p20"] != times["p80"] else "-"
 
 
 def to_markdown(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:

@@ -1,9 +1,9 @@
 """Two runs of one command, row by row: what is wrong now, what got worse or slower beyond noise, what is in one of them alone.
 
 A time counts as slower when it is longer by more than the threshold *and* the 20th to 80th percentiles of both runs do not touch; any
-other difference is called noise. Answer match and EOS completion count as worse when McNemar's exact test over the examples that both
-runs judged gives p < 0.05, fidelity when the 95% interval of the ratio of both KLs, a paired bootstrap over those examples, lies below 1;
-without common examples nothing is concluded.
+other difference is called noise, and one beyond the threshold is not judged where either run has one sample alone. Answer match and EOS
+completion count as worse when McNemar's exact test over the examples that both runs judged gives p < 0.05, fidelity when the 95% interval
+of the ratio of both KLs, a paired bootstrap over those examples, lies below 1; without common examples nothing is concluded.
 """
 
 import math
@@ -22,8 +22,9 @@ from sdbench.tables import Column
 SCHEMA = "sdbench.compare/1"
 ALPHA = 0.05
 
-Verdict = Literal["broken", "worse", "slower", "only in BASE", "no ratio", "only in NEW", "better", "faster", "same"]
-"""By severity. "broken" was correct before; "worse" and "better" are about answers; "no ratio" has its reason beside it."""
+Verdict = Literal["broken", "worse", "slower", "only in BASE", "no ratio", "not judged", "only in NEW", "better", "faster", "same"]
+"""By severity. "broken" was correct before; "worse" and "better" are about answers; "no ratio" and "not judged" have
+their reason beside them."""
 
 Figure = Literal["us", "tok/s", "prompt, x dense"]
 """What tells how fast a row is; a prompt by the ratio to a dense one in turn, since times of prompts minutes apart differ by the host."""
@@ -62,7 +63,7 @@ class Finding:
         figure: What is compared: "us", "tok/s", "answer match", "EOS", "KL", "outcome".
         base: In BASE: a median, a count, or an outcome.
         new: In NEW.
-        base_spread: 20th and 80th percentile in BASE.
+        base_spread: 20th and 80th percentile in BASE; None for a single sample.
         new_spread: Those in NEW.
         ratio: Speed of NEW over that of BASE, above 1 for faster; of KL, that of BASE over that of NEW, above 1 for closer to dense.
         reason: Why there is no ratio, or what the verdict rests on.
@@ -266,6 +267,7 @@ def _speed(key: Row, before: Row, after: Row, fail_over: float, figure: Figure) 
         return Finding("no ratio", key, figure, base, new, base_spread, new_spread, reason=reason)
     # As times, where less is better, so that a threshold means the same for both figures.
     times = [(base, *(base_spread or (base, base))), (new, *(new_spread or (new, new)))]
+    single = " and ".join(name for name, spread in (("BASE", base_spread), ("NEW", new_spread)) if spread is None)
     if figure != "us":
         times = [(1 / p50, 1 / p80, 1 / p20) for p50, p20, p80 in times]
     (base_time, base_low, base_high), (new_time, new_low, new_high) = times
@@ -274,7 +276,9 @@ def _speed(key: Row, before: Row, after: Row, fail_over: float, figure: Figure) 
         way: Verdict = "slower" if new_time > base_time else "faster"
         apart = new_low > base_high if way == "slower" else base_low > new_high
         beyond = max(base_time, new_time) > min(base_time, new_time) * (1 + fail_over)
-        if apart and beyond:
+        if beyond and single:
+            verdict, reason = "not judged", f"{way}, not judged: one sample alone, and so no spread, in {single}"
+        elif beyond and apart:
             verdict = way
         else:
             reason = f"{way} within noise: {f'up to {fail_over * 100:g}%' if apart else 'the spreads overlap'}"
@@ -290,7 +294,7 @@ def _median_and_spread(row: Row, figure: Figure) -> tuple[float | None, tuple[fl
     spread = spread if isinstance(spread, dict) else {}
     p50 = _number(spread.get("p50"))
     low, high = _number(spread.get("p20")), _number(spread.get("p80"))
-    return p50, (low, high) if low and high and low > 0 else None
+    return p50, (low, high) if low and high and 0 < low < high else None
 
 
 def _number(value: Any) -> float | None:

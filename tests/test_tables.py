@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from sdbench.tables import Column, render_table, share, to_markdown
+from sdbench.tables import Column, render_table, share, spread, to_markdown
 
 UNHURRIED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A shared machine is slow at times; these tests are about values."""
@@ -162,3 +162,11 @@ def test_markdown() -> None:
 )
 def test_a_share_of_nearly_all_is_not_all(value: float, text: str) -> None:
     assert share(value) == text
+
+
+def test_one_sample_has_no_spread() -> None:
+    several = {"p20": 0.99, "p50": 1.0, "p80": 1.04}
+    assert (spread(several, ".2f"), spread(several, ".2f", " to ")) == ("0.99-1.04", "0.99 to 1.04")
+    # Two samples that are printed alike are two.
+    assert spread(several) == "1.0-1.0"
+    assert spread(dict.fromkeys(several, 1.0)) == spread(None) == "-"

@@ -44,9 +44,10 @@ def command(base: Path, new: Path, fail_over: float, as_json: bool) -> None:
     """Compare run NEW with run BASE: what is wrong now, what got worse, what got slower.
 
     Both are run directories of the same command: e2e, kernels, tune or decode. Rows are matched by what they measured; a row of one run
-    alone is listed. Slower means by more than --fail-over and beyond the spread (p20 to p80) of both runs; less is called noise. Answers
-    and EOS got worse only where an exact McNemar test over the examples that both judged says so (p < 0.05), fidelity where the 95%
-    interval of the ratio of KLs does. Exit code 4 for a regression, 5 without a row in common.
+    alone is listed. Slower means by more than --fail-over and beyond the spread (p20 to p80) of both runs; less is called noise, and
+    where either has one sample alone, more is not judged. Answers and EOS got worse only where an exact McNemar test over the examples
+    that both judged says so (p < 0.05), fidelity where the 95% interval of the ratio of KLs does. Exit code 4 for a regression, 5 without
+    a row in common.
 
     \b
     sdbench compare before after

@@ -6,7 +6,7 @@ from typing import Any
 from sdbench.engine.paths import MERGED, SHORT
 from sdbench.suites.metrics import crossover
 from sdbench.suites.runs import Table
-from sdbench.tables import Column
+from sdbench.tables import Column, spread
 
 Row = dict[str, Any]
 
@@ -46,7 +46,7 @@ def batch_table(rows: Sequence[Row]) -> Table:
             continue
         rate, gain = row["decode_rate"], row["speedup"]
         share = row["of_ceiling"]
-        figures = [f"{rate['p50']:.1f}", f"{rate['p20']:.1f}-{rate['p80']:.1f}", "-" if gain is None else f"{gain:.2f}"]
+        figures = [f"{rate['p50']:.1f}", spread(rate), "-" if gain is None else f"{gain:.2f}"]
         cells.append([arm, str(context), str(batch), way_of(row), *figures, "-" if share is None else f"{100 * share:.0f}"])
     note = (
         "tok/s: of all prompts together; x dense: over the fastest dense way that was timed at the same context and batch; int8 weights "

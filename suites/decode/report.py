@@ -7,7 +7,8 @@ from sdbench.engine.paths import MERGED
 from sdbench.suites.decode.batches import batch_of, batch_table, way_of
 from sdbench.suites.memory import memory_table
 from sdbench.suites.runs import Report, SavedRun, Table, measured
-from sdbench.tables import Column
+from sdbench.tables import Column, spread
+from sdbench.words import median_of
 
 SCHEMA = "sdbench.decode/1"
 Row = dict[str, Any]
@@ -55,7 +56,7 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
         environment: The machine.
     """
     lines = [
-        f"exactly {arguments['tokens']} tokens after the prompt, EOS ignored, median of {arguments['repeats']}; x dense is over the "
+        f"exactly {arguments['tokens']} tokens after the prompt, EOS ignored, {median_of(arguments['repeats'])}; x dense is over the "
         "fastest dense way at that context",
         *_legend(rows),
         "pruned by magnitude: only speed is measured",
@@ -188,7 +189,7 @@ def _prompts(rows: Sequence[Row]) -> Table | None:
             lines.append(f"prompt of {arm}, {prompt['context']}: {prompt['outcome']} ({prompt['reason']})")
             continue
         milliseconds = (f"{1e3 * prompt[name]['p50']:.1f}" for name in ("dense_seconds", "pruned_seconds"))
-        cells.append([arm, str(prompt["context"]), *milliseconds, f"{ratio['p50']:.2f}", f"{ratio['p20']:.2f}-{ratio['p80']:.2f}"])
+        cells.append([arm, str(prompt["context"]), *milliseconds, f"{ratio['p50']:.2f}", spread(ratio, ".2f")])
     pairs = max(prompt["pairs"] for prompt in prompts.values())
     often = "once" if pairs == 1 else f"{pairs} times"
     note = (
@@ -222,7 +223,7 @@ def _cells(row: Row) -> list[str]:
     return [
         *_keys(row),
         _figure(rate and rate["p50"], 1),
-        f"{rate['p20']:.1f}-{rate['p80']:.1f}" if rate else "-",
+        spread(rate),
         _figure(row["speedup"], 2),
         _figure(row["ms_per_token"], 3),
         _figure(row["ttft_ms"], 1),

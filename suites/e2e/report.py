@@ -11,7 +11,8 @@ from sdbench.suites.e2e.arms import INT8, is_timed
 from sdbench.suites.e2e.tables import behaviour_table, fidelity_table, harness_table, layer_table
 from sdbench.suites.memory import memory_table
 from sdbench.suites.runs import Report, Row, SavedRun, last_of, measured
-from sdbench.tables import Column
+from sdbench.tables import Column, spread
+from sdbench.words import median_of
 
 SCHEMA = "sdbench.e2e/1"
 
@@ -123,15 +124,15 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
     else:
         lines.append(
             f"match, EOS and cut off (at {arguments['max_tokens']} tokens) from answer runs; tok/s at exactly {arguments['equal_tokens']} "
-            f"tokens on every arm, median of {arguments['rate_repeats']}; x dense is the speed-up over the fastest dense baseline"
+            f"tokens on every arm, {median_of(arguments['rate_repeats'])}; x dense is the speed-up over the fastest dense baseline"
         )
     if any(arm["arm"] == INT8 for arm in arms):
         lines.append("int8: nothing pruned; every linear but the output embedding rounded to 8 bits, one scale an output channel")
     if arguments.get("compare_model"):
         lines.append(f"{arguments['compare_model']}: another dense model, on the same questions with its own tokenizer")
-    spreads = [(arm["arm"], arm["decode_rate_spread"]) for arm in arms if arm["decode_rate_spread"]]
-    if spreads:
-        lines.append("tok/s, p20 to p80: " + ", ".join(f"{name} {spread['p20']:.1f} to {spread['p80']:.1f}" for name, spread in spreads))
+    spreads = [(arm["arm"], spread(arm["decode_rate_spread"], to=" to ")) for arm in arms]
+    if several := [f"{name} {shown}" for name, shown in spreads if shown != "-"]:
+        lines.append(f"tok/s, p20 to p80: {', '.join(several)}")
     sources = calibration.get("sources") or {}
     if sources:
         rows = ", ".join(f"{name} {entry['rows']} of {entry['rows_available']}" for name, entry in sources.items())

@@ -21,9 +21,14 @@ def saved(name: str, command: str, rows: Any, samples: Any = (), **record: Any) 
     return SavedRun(Path(name), RunRecord.model_validate(whole | record), list(rows), list(samples))
 
 
+def around(median: float) -> dict[str, float]:
+    """A median and a narrow spread."""
+    return {"p20": 0.9999 * median, "p50": median, "p80": 1.0001 * median}
+
+
 def product(us: Any, outcome: str | None = "correct", **changes: Any) -> dict[str, Any]:
-    """A result row; ``us`` is a median, (p20, p50, p80), or what stands in its place."""
-    times = {"p20": us, "p50": us, "p80": us} if isinstance(us, float) else us
+    """A result row; ``us`` is a median with a narrow spread, (p20, p50, p80), or what stands in its place."""
+    times = around(us) if isinstance(us, float) else us
     times = dict(zip(("p20", "p50", "p80"), us, strict=True)) if isinstance(us, tuple) else times
     row = {
         "record": "result",
@@ -43,7 +48,7 @@ def arm(name: str, rates: Any, **changes: Any) -> dict[str, Any]:
     if isinstance(rates, tuple):
         row |= {"decode_rate": rates[1], "decode_rate_spread": dict(zip(("p20", "p50", "p80"), rates, strict=True))}
     else:
-        row |= {"decode_rate": rates, "decode_rate_spread": None}
+        row |= {"decode_rate": rates, "decode_rate_spread": around(rates) if isinstance(rates, float) else None}
     return row | changes
 
 

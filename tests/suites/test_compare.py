@@ -7,7 +7,7 @@ import pytest
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.suites.compare import Comparison, Finding, _shown, compare
 
-from .made_runs import answers, arm, fidelity, product, saved
+from .made_runs import answers, arm, around, fidelity, product, saved
 
 NAN = float("nan")
 
@@ -105,8 +105,38 @@ def test_cases_20_rates(before: Any, after: Any, reason: str) -> None:
     assert (found.verdict, found.ratio, found.reason) == ("no ratio", None, reason)
 
 
-def test_a_time_without_a_spread_is_its_own_spread() -> None:
-    assert kernels(product({"p50": 10.0}), product({"p50": 11.0, "p20": None})).verdict == "slower"
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (10.0, 20.0, "slower, not judged: one sample alone, and so no spread, in BASE and NEW"),
+        (20.0, 10.0, "faster, not judged: one sample alone, and so no spread, in BASE and NEW"),
+        ((9.9, 10.0, 10.1), 20.0, "slower, not judged: one sample alone, and so no spread, in NEW"),
+        (10.0, (19.0, 20.0, 21.0), "slower, not judged: one sample alone, and so no spread, in BASE"),
+    ],
+)
+def test_single_samples_differ_and_nothing_is_concluded(before: Any, after: Any, told: str) -> None:
+    """One repeat has no spread: its percentiles are the sample itself, and two samples always differ."""
+
+    def rates(times: Any) -> tuple[float, ...]:
+        return tuple(1 / time for time in reversed(times)) if isinstance(times, tuple) else (1 / times,) * 3
+
+    comparison = e2e(arm("decode", rates(before)), arm("decode", rates(after)))
+    (found,) = comparison.findings
+    ratio = (before[1] if isinstance(before, tuple) else before) / (after[1] if isinstance(after, tuple) else after)
+    assert (found.verdict, found.ratio, found.reason) == ("not judged", pytest.approx(ratio), told)
+    assert not comparison.regressions and comparison.lines() == ["1 not judged"]
+    shown = {spread for spread in (found.base_spread, found.new_spread) if spread}
+    assert len(shown) == 2 - told.count("BASE") - told.count("NEW") and all(low < high for low, high in shown)
+
+
+def test_single_samples_within_the_threshold_are_the_same() -> None:
+    found = kernels(product((10.0, 10.0, 10.0)), product((10.3, 10.3, 10.3)))
+    assert (found.verdict, found.reason) == ("same", "slower within noise: up to 5%")
+    assert kernels(product((10.0, 10.0, 10.0)), product((10.0, 10.0, 10.0))).reason is None
+
+
+def test_a_time_whose_spread_was_not_kept_is_not_judged() -> None:
+    assert kernels(product({"p50": 10.0}), product({"p50": 11.0, "p20": None})).verdict == "not judged"
 
 
 def test_a_figure_that_the_new_run_lost_fails() -> None:
@@ -183,8 +213,8 @@ def test_rows_are_matched_by_what_they_measured() -> None:
     parts += [{"of_shape": [32, 32]}, {"dtype": "fp16"}]
     others = [product(99.0, **part) for part in parts]
     chain = {"record": "chain", "kernel": "chain", "variant": "spmv", "pattern": "2:4", "layers": 36, "outcome": "correct"}
-    base = saved("base", "kernels", [product(10.0), chain | {"us": {"p50": 100.0}}])
-    new = saved("new", "kernels", [*others, product(5.0), product(10.0), chain | {"us": {"p50": 200.0}}, chain | {"layers": 2, "us": {}}])
+    base = saved("base", "kernels", [product(10.0), chain | {"us": around(100.0)}])
+    new = saved("new", "kernels", [*others, product(5.0), product(10.0), chain | {"us": around(200.0)}, chain | {"layers": 2, "us": {}}])
     findings = compare(base, new, 0.05).findings
     assert [found.verdict for found in findings] == ["slower", *["only in NEW"] * 7, "same"]  # of two rows with one key the last holds
     assert findings[0].label == "chain spmv 2:4 36"

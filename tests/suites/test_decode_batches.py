@@ -206,7 +206,7 @@ def test_no_room_beside_the_rates_keeps_them(folder: Path, monkeypatch: pytest.M
 
 
 def made(arm: str, batch: int, rate: float, speedup: float | None) -> dict[str, Any]:
-    spread = {"p20": rate, "p50": rate, "p80": rate}
+    spread = {"p20": rate - 1, "p50": rate, "p80": rate + 1}
     row = {"arm": arm, "path": EAGER, "context": 4, "batch": batch, "decode_rate": spread, "speedup": speedup}
     return row | {"ms_per_token": 1.0, "of_ceiling": 0.642}
 
@@ -215,8 +215,20 @@ def test_the_batch_at_which_pruning_stops_paying_is_printed() -> None:
     rows = [made("dense", 1, 10, 1.0), made("dense", 1, 20, 1.0), made("2:4", 1, 30, 1.5), made("2:4", 4, 40, 1.1), made("2:4", 8, 30, 0.8)]
     table = batch_table(rows)
     assert "2:4 at 4 of context stops paying at batch 8: 1.50x at 1, 1.10x at 4, 0.80x at 8" in table.lines
-    assert table.cells[0] == ["dense", "4", "1", "eager", "20.0", "20.0-20.0", "1.00", "64"]
+    assert table.cells[0] == ["dense", "4", "1", "eager", "20.0", "19.0-21.0", "1.00", "64"]
     assert any("pays up to batch 4, the largest that was timed" in line for line in batch_table(rows[:4]).lines)
+
+
+def test_one_repeat_has_no_spread(folder: Path) -> None:
+    """Neither in the table of one prompt, nor in that of several, nor in that of prompts in turn."""
+    wanted = options(folder, repeats=1, batches=(1, 2))
+    found = report(measure(wanted), wanted.arguments(), {})
+    assert "EOS ignored, timed once; " in found.lines[0]
+    with_spread = [table for table in (found, *found.more) if any(column.name == "p20-p80" for column in table.columns)]
+    assert {table.title for table in with_spread[1:]} >= {"several prompts at once"}
+    for table in with_spread:
+        at = [column.name for column in table.columns].index("p20-p80")
+        assert {row[at] for row in table.cells} == {"-"} and table.cells
 
 
 def test_without_a_single_prompt_the_table_is_that_of_several(folder: Path) -> None:
