@@ -156,7 +156,7 @@ def _answer_table(rows: Sequence[Row]) -> Table | None:
     lines = [
         "match, EOS and cut off: of all draws together; from-to: right answers of single draws; points over control: how many percentage "
         f"points more of the answers are right than of {CONTROL}'s, paired bootstrap over questions, each with all of its draws (one that "
-        "holds 0 shows no difference)"
+        "holds 0 shows no difference); where all questions say the same, such as that nothing differs, exact binomial (rule of three)"
     ]
     return _table("answers", ANSWER_COLUMNS, cells, lines, rows)
 

@@ -1,4 +1,4 @@
-"""Whether two arms of the same questions differ: a paired bootstrap of a ratio of means, and McNemar's exact test."""
+"""Whether two arms of the same questions differ: paired bootstraps of a ratio and of a difference, and McNemar's exact test."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -74,6 +74,10 @@ def difference_of_shares(
 ) -> Interval | None:
     """How much larger one share of yes-or-no outcomes is than another, with a percentile interval over resampled clusters of pairs.
 
+    Where all clusters say the same, such as that nothing differs, resampling repeats that and nothing else. The interval is then what the
+    exact binomial bound allows: none of ``n`` clusters says otherwise, so that at most a share ``1 - (1 - level) ** (1 / n)`` of all may
+    (the "rule of three", 3 / n), one way or the other.
+
     Args:
         pairs: A cluster each (a question with all of its draws): how many outcomes are yes in the first arm, how many in the other one,
             and how many there are in each.
@@ -88,8 +92,10 @@ def difference_of_shares(
         return None
     first, second, total = np.asarray(pairs, dtype=float).T
     gained = first - second
-    if not gained.any():
-        return Interval(0.0, 0.0, 0.0)
+    each = gained / total
+    if (each == each[0]).all():
+        alike, others = float(each[0]), float(scipy.stats.binomtest(0, len(pairs), alternative="less").proportion_ci(level).high)
+        return Interval(alike, alike - others * (1 + alike), alike + others * (1 - alike))
     return _paired_bootstrap(gained, total, lambda more, of, axis: more.sum(axis=axis) / of.sum(axis=axis), seed, resamples, level)
 
 

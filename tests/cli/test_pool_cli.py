@@ -146,6 +146,16 @@ def test_answers_of_two_draws_by_hand(saved_run, sdbench):
     assert line[:8] == ["2:4", "wanda", "pruned", "decode", "2", "3/4", "1-2", "4/4"] and "+50.0" in line
 
 
+def test_arms_that_never_differ_have_an_interval_all_the_same(saved_run, sdbench):
+    """Of 60 questions none differs: up to about 3 of 60 might (the rule of three), either way."""
+    answers = {f"q{number}": number % 2 == 0 for number in range(60)}
+    saved_run("a", "e2e", ARGUMENTS | {"seed": 0}, [answered("teacher-forced", answers), answered("decode", answers)])
+    done = sdbench("pool", "a")
+    (line,) = (line.split() for line in done.out.splitlines() if " decode " in line)
+    assert line[-4:] == ["+0.0", "-4.9", "to", "+4.9"]
+    assert "where all questions say the same" in done.out.splitlines()[-1]
+
+
 def test_a_question_with_all_of_its_draws_is_resampled_as_one(saved_run, sdbench):
     """Two questions, one of which always gains and one of which never does: clusters give 0 to 100 points, four pairs would give less."""
     for seed, name in enumerate("ab"):

@@ -6,7 +6,7 @@ import pytest
 
 from sdbench.results import with_status
 from sdbench.suites.e2e.tables import ratio_cells
-from sdbench.suites.statistics import mcnemar, ratio_of_means, share_interval
+from sdbench.suites.statistics import difference_of_shares, mcnemar, ratio_of_means, share_interval
 
 
 def test_two_questions_by_hand() -> None:
@@ -51,6 +51,28 @@ def test_share_by_hand() -> None:
     assert (found.estimate, found.low, found.high) == (0.8, pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
     # All right: the upper end is 1, the lower n / (n + z^2).
     assert share_interval(200, 200).high == 1.0 and share_interval(200, 200).low == pytest.approx(200 / 203.8415, abs=1e-5)
+
+
+def test_where_no_question_differs_the_interval_is_the_exact_one() -> None:
+    """A bootstrap only repeats what it saw. If more than about 3 in 50 questions differed, 50 without one would have p < 0.05."""
+    found = difference_of_shares([(1, 1, 1)] * 30 + [(0, 0, 1)] * 20)
+    bound = 1 - 0.05 ** (1 / 50)
+    assert found is not None and (found.estimate, found.low, found.high) == (0.0, pytest.approx(-bound), pytest.approx(bound))
+    assert bound == pytest.approx(3 / 50, rel=0.05)  # the rule of three
+    # Four draws of a question are one piece of evidence.
+    assert difference_of_shares([(4, 4, 4)] * 30 + [(2, 2, 4)] * 20) == found
+    wider = difference_of_shares([(1, 1, 1)] * 50, level=0.99)
+    assert wider is not None and wider.high == pytest.approx(1 - 0.01 ** (1 / 50))
+
+
+def test_where_all_questions_differ_alike_the_rest_may_differ_the_other_way() -> None:
+    """All of 50 were gained: at most a share ``bound`` of all questions is not, and those may be lost."""
+    bound = 1 - 0.05 ** (1 / 50)
+    found = difference_of_shares([(1, 0, 1)] * 50)
+    assert found is not None and (found.estimate, found.low, found.high) == (1.0, pytest.approx(1 - 2 * bound), 1.0)
+    half = difference_of_shares([(1, 2, 2)] * 50)
+    assert half is not None and half.estimate == -0.5
+    assert (half.low, half.high) == (pytest.approx(-0.5 - 0.5 * bound), pytest.approx(-0.5 + 1.5 * bound))
 
 
 def test_mcnemar_by_hand() -> None:
