@@ -16,7 +16,7 @@ from sdbench.errors import ExitCode, SdbenchError, UsageError
 from sdbench.suites.e2e.arms import is_timed
 from sdbench.suites.runs import Row, SavedRun, last_of
 from sdbench.suites.saved import KEYS
-from sdbench.suites.statistics import mcnemar, mean_over_positions, ratio_of_means
+from sdbench.suites.statistics import KL_ROUNDING, mcnemar, mean_over_positions, ratio_of_means
 from sdbench.tables import Column
 
 SCHEMA = "sdbench.compare/1"
@@ -352,9 +352,11 @@ def _fidelity(base: SavedRun, new: SavedRun) -> Iterator[Finding]:
         found = ratio_of_means([row["kl"] * row["positions"] for row in first], [row["kl"] * row["positions"] for row in second])
         means = mean_over_positions(first, "kl"), mean_over_positions(second, "kl")
         key: Row = {"arm": arm, "prefill": prefill}
-        if found is None:
-            verdict: Verdict = "same" if means[0] == means[1] else "no ratio"
-            yield Finding(verdict, key, "KL", *means, reason="an interval takes two examples, and a KL above 0")
+        rounding = max(means) <= KL_ROUNDING
+        if found is None or rounding:
+            verdict: Verdict = "same" if rounding or means[0] == means[1] else "no ratio"
+            reason = "both are rounding of float32 logits" if rounding else "an interval takes two examples, and a KL above 0"
+            yield Finding(verdict, key, "KL", *means, reason=reason)
             continue
         verdict = "worse" if found.high < 1 else "better" if found.low > 1 else "same"
         told = f"{len(common)} examples, 95% interval {found.low:.3f} to {found.high:.3f}"

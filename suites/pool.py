@@ -6,10 +6,10 @@ from typing import Any
 
 from sdbench.errors import ExitCode, SdbenchError, UsageError
 from sdbench.suites.e2e.arms import CONTROL, DENSE, INT8
-from sdbench.suites.e2e.tables import kl_cell, ratio_cells
+from sdbench.suites.e2e.tables import kl_cell, ratio_cells, rounded
 from sdbench.suites.e2e.typed import difference
 from sdbench.suites.runs import Report, SavedRun, Table
-from sdbench.suites.statistics import difference_of_shares, mean_over_positions, ratio_of_means
+from sdbench.suites.statistics import difference_of_shares, kl_ratio, mean_over_positions
 from sdbench.tables import Column, share
 
 SCHEMA = "sdbench.pool/1"
@@ -137,6 +137,7 @@ def _fidelity_table(rows: Sequence[Row]) -> Table | None:
         f"draws; x control: KL of {CONTROL} over that of the arm (above 1 the arm is closer), paired bootstrap over questions, each with "
         "all of its draws"
     ]
+    lines += rounded([row["kl"] for row in rows])
     return _table("fidelity", COLUMNS, cells, lines, rows)
 
 
@@ -246,16 +247,12 @@ def _pooled(draws: Sequence[_Draw], prefill: str, arm: str, compared: bool) -> R
 
 
 def _ratio(draws: Sequence[_Draw], prefill: str, arm: str) -> dict[str, float] | None:
-    above: dict[str, float] = {}
-    below: dict[str, float] = {}
+    pairs = []
     for draw in draws:
         control, pruned = draw.rows.get((prefill, CONTROL), {}), draw.rows[prefill, arm]
-        for question in control.keys() & pruned.keys():
-            # Each question weighs by its positions, which are the same in both arms.
-            above[question] = above.get(question, 0.0) + control[question]["kl"] * control[question]["positions"]
-            below[question] = below.get(question, 0.0) + pruned[question]["kl"] * pruned[question]["positions"]
-    questions = sorted(above)
-    found = ratio_of_means([above[one] for one in questions], [below[one] for one in questions])
+        pairs += [(question, control[question], pruned[question]) for question in control.keys() & pruned.keys()]
+    pairs.sort(key=lambda pair: pair[0])
+    found = kl_ratio([control for _, control, _ in pairs], [pruned for _, _, pruned in pairs])
     return found.as_dict() if found else None
 
 

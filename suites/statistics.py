@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import scipy  # loads its stats, a second, when they are asked for
 
+KL_ROUNDING = 1e-6
+"""Nats a position: as much as a KL of equal distributions may come to in float32."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -61,6 +64,30 @@ def ratio_of_means(
     if len(above) < 2 or not below.any():
         return None
     return _paired_bootstrap(above, below, _ratio, seed, resamples, level)
+
+
+def kl_ratio(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], *, seed: int = 0) -> Interval | None:
+    """The mean KL of one arm over that of another, with an interval over resampled questions, each with all of its rows.
+
+    Args:
+        first: Rows with ``example``, ``kl`` in nats a position, and ``positions``, by which a question weighs.
+        second: Those of the other arm, of the same replies in the same order.
+        seed: Seed of the resampling.
+
+    Returns:
+        None where there is no such interval: fewer than two questions, or a mean KL that is not above ``KL_ROUNDING``.
+
+    Raises:
+        ValueError: The arms have different numbers of rows.
+    """
+    if not first or min(mean_over_positions(rows, "kl") for rows in (first, second)) <= KL_ROUNDING:
+        return None
+    sums: dict[str, tuple[float, float]] = {}
+    pairs = zip(over_positions(first, "kl"), over_positions(second, "kl"), strict=True)
+    for row, (one, other) in zip(first, pairs, strict=True):
+        above, below = sums.get(row["example"], (0.0, 0.0))
+        sums[row["example"]] = above + one, below + other
+    return ratio_of_means([above for above, _ in sums.values()], [below for _, below in sums.values()], seed=seed)
 
 
 def _ratio(above: np.ndarray, below: np.ndarray, axis: int) -> Any:

@@ -23,7 +23,7 @@ from sdbench.suites.e2e.judge import Journal
 from sdbench.suites.e2e.options import E2EOptions
 from sdbench.suites.e2e.rounding import Rounded
 from sdbench.suites.fidelity import compare, reply_logits
-from sdbench.suites.statistics import Interval, mean_over_positions, over_positions, ratio_of_means
+from sdbench.suites.statistics import KL_ROUNDING, Interval, kl_ratio, mean_over_positions
 
 TOP = 64
 """Directions of the decode Hessian that a layer's discrepancy is taken over."""
@@ -130,9 +130,8 @@ class Inspector:
         ratio: Interval | None = None
         reason: str | None = f"this arm is the control ({CONTROL})" if arm.name == CONTROL else f"no {CONTROL} arm in this run"
         if control and arm.name != CONTROL:
-            # Each question weighs by its positions, which are the same in both arms.
-            ratio = ratio_of_means(over_positions(control, "kl"), over_positions(rows, "kl"), seed=self.options.seed)
-            reason = None if ratio else "an interval takes two questions, and a KL above 0"
+            ratio = kl_ratio(control, rows, seed=self.options.seed)
+            reason = None if ratio else f"an interval takes two questions, and KLs above rounding ({KL_ROUNDING:g})"
         divergences = [row["first_divergence"] for row in rows if row["first_divergence"] is not None]
         return {
             "questions": len(rows),

@@ -5,6 +5,7 @@ from statistics import median
 from typing import Any
 
 from sdbench.suites.runs import Table
+from sdbench.suites.statistics import KL_ROUNDING
 from sdbench.tables import Column, share
 
 Row = dict[str, Any]
@@ -106,7 +107,8 @@ def fidelity_table(arms: Sequence[Row]) -> Table | None:
             f"{found['diverged']}/{found['questions']}",
             _figure(found["first_divergence"], "g"),
             _figure(found.get("perplexity"), "#.5g"),
-            *ratio_cells(found["control_ratio"]),
+            # Rows of earlier runs have a ratio to rounding, too.
+            *ratio_cells(found["control_ratio"] if found["kl"] > KL_ROUNDING else None),
         ]
         for arm in arms
         for prefill, found in (arm.get("fidelity") or {}).items()
@@ -116,6 +118,7 @@ def fidelity_table(arms: Sequence[Row]) -> Table | None:
         "KL: mean KL(dense || pruned) in nats over the positions of the dense model's own replies; at token: median position of the first "
         "other token; x control: KL of the control over that of the arm (above 1 the arm is closer), paired bootstrap over questions"
     ]
+    lines += rounded([found["kl"] for arm in arms for found in (arm.get("fidelity") or {}).values()])
     lines += [f"perplexity of those replies; the dense model's own is {dense[0]:#.5g}"] if dense else []
     return Table("fidelity to the dense model's own replies", FIDELITY, cells, lines) if cells else None
 
@@ -142,6 +145,12 @@ def harness_table(arms: Sequence[Row]) -> Table | None:
 def kl_cell(kl: float) -> str:
     """A KL with four decimals, and a small one with three figures: good calibrations differ there."""
     return format(kl, ".4f" if kl >= 1e-3 else "#.3g")
+
+
+def rounded(kls: Sequence[float]) -> list[str]:
+    """A line for a table in which a KL is no more than rounding."""
+    why = f"no x control where a KL is not above {KL_ROUNDING:g} nats: so much is the rounding of float32 logits"
+    return [why] if any(kl <= KL_ROUNDING for kl in kls) else []
 
 
 def ratio_cells(ratio: Mapping[str, Any] | None) -> tuple[str, str]:

@@ -63,6 +63,18 @@ def test_int8_has_no_pattern(saved_run, sdbench):
     assert [row["arm"] for row in others] == ["teacher-forced", "decode"] * 2
 
 
+def test_a_kl_at_rounding_level_has_no_ratio(saved_run, sdbench):
+    """An int8 arm of a small model is the dense one but for rounding: how many times as near it is nothing tells."""
+    rounding = [fidelity("int8", "q1", 3e-9, 10), fidelity("int8", "q2", 0.0, 30)]
+    saved_run("a", "e2e", ARGUMENTS | {"seed": 0}, [*FIRST, *rounding])
+    assert [row["control_ratio"] is None for row in json.loads(sdbench("pool", "a", "--json").out)["rows"]] == [True, True, False]
+    shown = sdbench("pool", "a", "--format", "markdown").out
+    assert "| int8 | 1 | 2 | 7.50e-10 | 7.50e-10-7.50e-10 | 50.0% | - | - |" in shown
+    assert "\n- no x control where a KL is not above 1e-06 nats: so much is the rounding of float32 logits\n" in shown
+    saved_run("b", "e2e", ARGUMENTS | {"seed": 0}, FIRST)
+    assert "no x control" not in sdbench("pool", "b").out
+
+
 def test_draws_of_one_question_are_resampled_together(saved_run, sdbench):
     """Two draws of the same two questions are two clusters, and not four independent pairs: the interval is that of the sums."""
     decode = [fidelity("decode", one, 1.0, 10) for one in "xy"]

@@ -354,6 +354,19 @@ def test_how_much_is_the_machine() -> None:
     assert lines[1] == "F.linear, which is not sdbench's, runs at 0.800x its speed in BASE: so much is the machine or torch"
 
 
+@pytest.mark.parametrize(("after", "verdict"), [((2e-8, 4e-8), "same"), ((2e-5, 4e-5), "worse")])
+def test_kls_at_rounding_level_are_the_same(after: Any, verdict: str) -> None:
+    """Ten times as much rounding is no regression; what was rounding and is more than that is one."""
+    base, new = (
+        saved(name, "e2e", [arm("int8", None), *fidelity("int8", *kls)], arguments={"fidelity": "only"})
+        for name, kls in (("base", (2e-9, 4e-9)), ("new", after))
+    )
+    comparison = compare(base, new, 0.05)
+    (found,) = comparison.findings
+    assert (found.verdict, bool(comparison.regressions)) == (verdict, verdict == "worse")
+    assert found.reason == "both are rounding of float32 logits" or verdict == "worse"
+
+
 def test_what_cannot_be_compared() -> None:
     runs = {name: saved(name, name, [product(1.0)]) for name in ("kernels", "tune", "sweep")}
     with pytest.raises(UsageError, match="kernels is a run of 'sdbench kernels' and tune of 'sdbench tune'"):

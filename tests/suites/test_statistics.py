@@ -1,12 +1,13 @@
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sdbench.results import with_status
 from sdbench.suites.e2e.tables import ratio_cells
-from sdbench.suites.statistics import difference_of_shares, mcnemar, ratio_of_means, share_interval
+from sdbench.suites.statistics import difference_of_shares, kl_ratio, mcnemar, ratio_of_means, share_interval
 
 
 def test_two_questions_by_hand() -> None:
@@ -51,6 +52,25 @@ def test_share_by_hand() -> None:
     assert (found.estimate, found.low, found.high) == (0.8, pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
     # All right: the upper end is 1, the lower n / (n + z^2).
     assert share_interval(200, 200).high == 1.0 and share_interval(200, 200).low == pytest.approx(200 / 203.8415, abs=1e-5)
+
+
+def test_a_ratio_of_kls_takes_two_that_are_more_than_rounding() -> None:
+    """What counts is the mean over positions."""
+
+    def rows(first: float, second: float) -> list[dict[str, Any]]:
+        return [{"example": "x", "kl": first, "positions": 10}, {"example": "y", "kl": second, "positions": 30}]
+
+    control, arm = rows(2.0, 1.0), rows(1.0, 0.5)
+    assert kl_ratio(control, arm) == ratio_of_means([20.0, 30.0], [10.0, 15.0])
+    # Of 40 positions, a mean of 1e-6 is a sum of 4e-5.
+    for kl, judged in ((3.9e-6, False), (4.1e-6, True)):
+        assert bool(kl_ratio(control, rows(kl, 0.0))) == bool(kl_ratio(rows(kl, 0.0), arm)) == judged
+    assert kl_ratio([], []) is None
+
+
+def test_draws_of_one_question_are_one_pair_of_kls() -> None:
+    rows = [{"example": name, "kl": kl, "positions": 10} for name, kl in (("x", 1.0), ("y", 3.0), ("x", 3.0), ("y", 9.0))]
+    assert kl_ratio(rows, [row | {"kl": 1.0} for row in rows]) == ratio_of_means([40.0, 120.0], [20.0, 20.0])
 
 
 def test_where_no_question_differs_the_interval_is_the_exact_one() -> None:
