@@ -11,6 +11,7 @@ from typing import Literal
 from sdbench.calibrate.choices import CalibrationChoices
 from sdbench.calibrate.registry import lookup
 from sdbench.errors import SdbenchError, UsageError
+from sdbench.words import counted
 
 MIXED = "mixed"
 Need = Literal["reply", "reference", "window"]
@@ -189,8 +190,8 @@ def equalise(texts: Mapping[str, Sequence[CalibrationText]], tokens: int | None 
     if tokens is not None:
         if sum(smallest) < tokens:
             raise SdbenchError(
-                f"{len(smallest)} calibration examples give {sum(smallest)} rows on every arm, fewer than --calibration-tokens {tokens}; "
-                "raise --calibration-examples or --max-tokens, or ask for fewer tokens"
+                f"rows on every arm: {sum(smallest)} of {counted(len(smallest), 'calibration example')}, fewer than --calibration-tokens "
+                f"{tokens}; raise --calibration-examples or --max-tokens, or ask for fewer tokens"
             )
         smallest = _spend(smallest, tokens)
     return {

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sdbench.errors import CheckFailed, UsageError
+from sdbench.words import counted
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -57,7 +58,9 @@ class CheckpointFiles:
                     tensors[key], shapes[key] = path, tuple(file.get_slice(key).get_shape())
         missing = sorted(set(promised) - set(tensors))
         if missing:
-            raise CheckFailed(f"{folder}: tensor {missing[0]} is missing from {promised[missing[0]]} ({len(missing)} such tensors)")
+            raise CheckFailed(
+                f"{folder}: tensor {missing[0]} is missing from {promised[missing[0]]} ({counted(len(missing), 'such tensor')})"
+            )
         return cls(folder, config, tensors, shapes)
 
     def tensor(self, name: str) -> Tensor:

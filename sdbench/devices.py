@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sdbench.errors import SdbenchError, UsageError
+from sdbench.words import counted
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -33,7 +34,7 @@ def resolve_device(text: str | None) -> torch.device:
         raise SdbenchError(f"device {text!r} was asked for, but torch {torch.__version__} finds no CUDA GPU; use --device cpu")
     index = int(match[1]) if match[1] else torch.cuda.current_device()
     if index >= found:
-        raise SdbenchError(f"device {text!r} was asked for, but there are only {found} CUDA GPUs (cuda:0 to cuda:{found - 1})")
+        raise SdbenchError(f"device {text!r} was asked for, but the last of {counted(found, 'CUDA GPU')} is cuda:{found - 1}")
     # Streams, events and Triton's launches are of the current device.
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
@@ -89,9 +90,9 @@ def map_devices(model: Any, strategy: str) -> dict[str, torch.device]:
     found = infer_auto_device_map(model, max_memory=memory, no_split_module_classes=whole)
     if elsewhere := [name for name, place in found.items() if not isinstance(place, int)]:
         count = torch.cuda.device_count()
+        parts = f"{elsewhere[0] or 'the model'} and {counted(len(elsewhere) - 1, 'more part')}"
         raise SdbenchError(
-            f"--device-map {strategy}: {elsewhere[0] or 'the model'} and {len(elsewhere) - 1} more parts find no room on the {count} GPUs; "
-            "use more of them, or a smaller model"
+            f"--device-map {strategy}: {parts} find no room on the {counted(count, 'GPU')}; use more of them, or a smaller model"
         )
     places = {name: torch.device("cuda", place) for name, place in found.items()}
     alone = next(iter(places.values()))

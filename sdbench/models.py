@@ -26,6 +26,7 @@ from sdbench.engine.greedy import greedy_eos_ids
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.memory import InUse, in_use
 from sdbench.streaming import RandomWeights, StoredWeights, Stream, unique_state
+from sdbench.words import counted
 
 DEFAULT_HUB_ID = "Qwen/Qwen3-4B-Instruct-2507"
 DEFAULT_REVISION = "cdbee75f17c01a7cc42f958dc650907174af0554"
@@ -323,7 +324,7 @@ def _pretrained(name: str, folder: Path, device: torch.device | dict[str, int | 
         weight, found, wanted = wrong[0]
         raise SdbenchError(f"model {name!r}: {weight} is {tuple(found)}, but the config asks for {tuple(wanted)}")
     if missing := sorted(info["missing_keys"]):
-        raise SdbenchError(f"model {name!r} lacks {len(missing)} weights, {missing[0]} the first: the checkpoint is incomplete")
+        raise SdbenchError(f"model {name!r} lacks {counted(len(missing), 'weight')}, {missing[0]} the first: the checkpoint is incomplete")
     return model.eval()
 
 

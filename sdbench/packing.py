@@ -25,6 +25,7 @@ from torch import Tensor
 
 from sdbench.errors import CheckFailed, SdbenchError
 from sdbench.pattern import WORD, Pattern
+from sdbench.words import counted
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _VECTOR_BYTES = 16
@@ -316,7 +317,7 @@ def require_exact(keep: Tensor, pattern: Pattern, layer: str = "weight") -> None
         row, group = (int(n) for n in wrong.nonzero()[0])
         raise CheckFailed(
             f"layer {layer}: row {row}, columns {group * pattern.group} to {(group + 1) * pattern.group - 1} keep "
-            f"{int(counts[row, group])} weights, pattern {pattern} keeps exactly {pattern.keep} ({int(wrong.sum())} such groups)"
+            f"{int(counts[row, group])} weights, pattern {pattern} keeps exactly {pattern.keep} ({counted(int(wrong.sum()), 'such group')})"
         )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sdbench.checkpoint_files import CheckpointFiles
 from sdbench.errors import SdbenchError
+from sdbench.words import counted
 
 _PART = "_sdbench_part"
 
@@ -208,8 +209,8 @@ class StoredWeights:
         wanted = unique_state(model)
         if missing := sorted(set(wanted) - set(files.tensors)):
             raise SdbenchError(
-                f"model {name!r} lacks {len(missing)} weights, {missing[0]} the first: the checkpoint is incomplete, or has old names for "
-                "them, which cannot be streamed"
+                f"model {name!r} lacks {counted(len(missing), 'weight')}, {missing[0]} the first: the checkpoint is incomplete, or has old "
+                "names for them, which cannot be streamed"
             )
         for key, tensor in wanted.items():
             if files.shapes[key] != tuple(tensor.shape):

@@ -8,6 +8,7 @@ from typing import Any
 
 from sdbench.errors import SdbenchError, UsageError, cannot_read
 from sdbench.suites.data import refuse_test_name
+from sdbench.words import counted
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 FORMAT = 'each line is a JSON object with a "text"'
@@ -70,7 +71,8 @@ def windows(documents: Sequence[str], tokenizer: Any, count: int, length: int) -
             break
     else:
         raise UsageError(
-            f"the calibration text holds {len(ids) // length} windows of {length} tokens, but there are {count} calibration examples; "
+            f"the calibration text holds {counted(len(ids) // length, 'window')} of {counted(length, 'token')}, fewer than "
+            f"{counted(count, 'calibration example')}; "
             "use a longer text, a shorter --text-window or fewer examples"
         )
     return [tuple(ids[start : start + length]) for start in range(0, count * length, length)]

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sdbench.errors import CheckFailed, SdbenchError, UsageError, cannot_read
 from sdbench.results import first_fault, strict_json
 from sdbench.suites.manifest import NORMALISATION, Manifest, Part, Parts, Source, write_file
+from sdbench.words import counted
 
 FORMAT = 'each line is a JSON object with texts "question" and "answer"'
 QUESTIONS = 'each line is a JSON object with a text "question"'
@@ -309,7 +310,7 @@ def _refuse_shared(train: Iterable[Example], validation: Iterable[Example]) -> N
     if shared:
         first, twin = shared[0], seen[normalise_question(shared[0].question)]
         raise CheckFailed(
-            f"train and validation share {len(shared)} question(s), first {twin.id!r} and {first.id!r}: {first.question[:60]!r}; "
+            f"train and validation share {counted(len(shared), 'question')}, first {twin.id!r} and {first.id!r}: {first.question[:60]!r}; "
             "split the source anew with 'sdbench split'"
         )
 
@@ -335,7 +336,9 @@ def _held_out(size: int | float, distinct: int) -> int:
         raise UsageError(f"validation size {size:g}: give a count such as 200, or a fraction between 0 and 1")
     count = max(1, round(size * distinct)) if isinstance(size, float) else size
     if not 1 <= count < distinct:
-        raise UsageError(f"validation size {size}: the source has {distinct} distinct questions, and both parts need at least one")
+        raise UsageError(
+            f"validation size {size}: the source has {counted(distinct, 'distinct question')}, and both parts need at least one"
+        )
     return count
 
 

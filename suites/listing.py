@@ -8,6 +8,7 @@ from typing import Any
 from sdbench.errors import ExitCode, SdbenchError, UsageError
 from sdbench.suites.runs import Report, SavedRun, read_run
 from sdbench.tables import Column
+from sdbench.words import counted
 
 SCHEMA = "sdbench.runs/1"
 Row = dict[str, Any]
@@ -57,7 +58,7 @@ def report(folder: Path, rows: Sequence[Row]) -> Report:
         ]
         for row in rows
     ]
-    count = f"{len(rows)} run{'s' if len(rows) > 1 else ''}"
+    count = counted(len(rows), "run")
     lines = [f"{cell[0]}: {row['reason']}" for cell, row in zip(cells, rows, strict=True) if row["reason"]]
     return Report(f"{count} in {folder}, times in UTC", COLUMNS, cells, lines, {"schema": SCHEMA, "runs": list(rows)}, rows)
 

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from sdbench.words import counted
+
 
 def decode_rate(tokens: int, decode_seconds: float) -> float | None:
     """Decode rate in tokens a second: (tokens - 1) / decode seconds.
@@ -51,7 +53,7 @@ def speedup(rate: float | None, baseline_rate: float | None, tokens: int, baseli
         (speed-up, None), or (None, the reason why there is none).
     """
     if tokens != baseline_tokens:
-        return None, f"lengths differ: {tokens} tokens against the baseline's {baseline_tokens}"
+        return None, f"lengths differ: {counted(tokens, 'token')} against the baseline's {baseline_tokens}"
     if rate is None or baseline_rate is None:
         return None, "no rate" if rate is None else "no baseline rate"
     for name, figure in (("rate", rate), ("baseline rate", baseline_rate)):

@@ -11,6 +11,7 @@ from sdbench.suites.e2e.typed import difference
 from sdbench.suites.runs import Report, SavedRun, Table
 from sdbench.suites.statistics import difference_of_shares, kl_ratio, mean_over_positions
 from sdbench.tables import Column, share
+from sdbench.words import counted
 
 SCHEMA = "sdbench.pool/1"
 Row = dict[str, Any]
@@ -104,7 +105,7 @@ def pool(runs: Sequence[SavedRun]) -> Pooled:
 def report(pooled: Pooled, runs: Sequence[SavedRun]) -> Report:
     """What ``sdbench pool`` shows."""
     model = str(runs[0].record.arguments["model"])
-    title = f"{model}: {len(runs)} runs together" if len(runs) > 1 else f"{model}: 1 run"
+    title = f"{model}: {counted(len(runs), 'run')}{' together' if len(runs) > 1 else ''}"
     document = {
         "schema": SCHEMA,
         "model": model,

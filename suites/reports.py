@@ -9,6 +9,7 @@ from sdbench.suites.decode import report as decode
 from sdbench.suites.e2e import report as e2e
 from sdbench.suites.kernels import report as kernels
 from sdbench.suites.runs import Report, SavedRun
+from sdbench.words import counted
 
 REPORTS: dict[str, Callable[[SavedRun], Report]] = {
     "kernels": kernels.of_run,
@@ -49,10 +50,7 @@ def header(run: SavedRun) -> list[str]:
     ]
     count, origins = len(record.audit), run.origins()
     where = "several machines or versions" if origins else run.where(run.last_measured)
-    lines = [
-        f"{run.path}: sdbench {record.command} of {', '.join(asked)} on {where}, "
-        f"{record.outcome} in {count} attempt{'s' if count > 1 else ''}"
-    ]
+    lines = [f"{run.path}: sdbench {record.command} of {', '.join(asked)} on {where}, {record.outcome} in {counted(count, 'attempt')}"]
     if record.outcome != "complete":
         reason = record.outcome_reason or "it is going on, or was killed"
         lines.append(f"NOT A COMPLETE RUN ({reason}): what follows, sums included, is over what is there")

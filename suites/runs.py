@@ -16,6 +16,7 @@ from sdbench.records import RUN_SCHEMA, RunRecord, differences, flatten
 from sdbench.results import RunDirectory, first_fault, read_jsonl, strict_json
 from sdbench.suites.saved import KEYS, faults_of
 from sdbench.tables import Column, to_markdown
+from sdbench.words import counted
 
 Row = dict[str, Any]
 
@@ -169,16 +170,17 @@ def read_run(path: Path) -> SavedRun:
 
 def _require_all(path: Path, record: RunRecord, rows: Sequence[Row], samples: Sequence[Row]) -> None:
     """Refuses files that hold less than ``run.json`` counted, and fewer samples than an arm's row, written after them, tells of."""
-    for name, held, counted in (("rows", rows, record.rows), ("samples", samples, record.samples)):
-        if record.outcome == "complete" and counted and len(held) < counted:
-            file, what = path / f"{name}.jsonl", f"{path / 'run.json'} says complete with {counted} {name}"
+    for one, held, promised in (("row", rows, record.rows), ("sample", samples, record.samples)):
+        if record.outcome == "complete" and promised and len(held) < promised:
+            name = f"{one}s"
+            file, what = path / f"{name}.jsonl", f"{path / 'run.json'} says complete with {counted(promised, one)}"
             if file.exists():
                 raise SdbenchError(f"{what}, but {file} holds {len(held)}; restore it or run again")
             raise SdbenchError(f'{what}, but {file} is missing; restore it, run again, or write "{name}": null there to leave it out')
     answered = Counter(sample["arm"] for sample in last_of(samples, "arm", "example"))
     for arm in last_of([row for row in rows if row["record"] == "arm"], "arm") if (path / "samples.jsonl").exists() else ():
         if answered[arm["arm"]] < arm["examples"]:
-            what = f"{path / 'rows.jsonl'} tells of {arm['examples']} samples of arm {arm['arm']}"
+            what = f"{path / 'rows.jsonl'} tells of {counted(arm['examples'], 'sample')} of arm {arm['arm']}"
             raise SdbenchError(f"{what}, but {path / 'samples.jsonl'} holds {answered[arm['arm']]}; restore it or run again")
 
 

@@ -103,7 +103,7 @@ class TestResolve:
         monkeypatch.setattr(torch.cuda, "set_device", (chosen := []).append)
         assert resolve_device(None) == resolve_device("cuda") == CUDA
         assert (resolve_device("cuda:1"), chosen) == (torch.device("cuda", 1), [0, 0, 1])
-        with pytest.raises(SdbenchError, match="only 2 CUDA GPUs"):
+        with pytest.raises(SdbenchError, match="the last of 2 CUDA GPUs is cuda:1"):
             resolve_device("cuda:2")
 
     def test_dtype(self):
@@ -147,7 +147,7 @@ class TestFolder:
         del weights["model.layers.1.mlp.up_proj.weight"], weights["lm_head.weight"]  # the second is tied to the embeddings
         tiny_qwen3.save_pretrained(tmp_path, state_dict=weights)
         tokenizer.save_pretrained(tmp_path)
-        refuse(r"lacks 1 weights, model\.layers\.1\.mlp\.up_proj\.weight the first", str(tmp_path))
+        refuse(r"lacks 1 weight, model\.layers\.1\.mlp\.up_proj\.weight the first", str(tmp_path))
 
     def test_a_weight_of_the_wrong_size_is_named(self, checkpoint):
         config = checkpoint / "config.json"

@@ -19,6 +19,7 @@ from sdbench.checkpoints.stored import to_stored
 from sdbench.errors import CheckFailed, SdbenchError
 from sdbench.packing import require_exact
 from sdbench.pattern import Pattern
+from sdbench.words import counted
 
 SPARSE_24 = "sparse-24-bitmask"
 SPARSE = "sparse-bitmask"
@@ -108,7 +109,7 @@ def read_weight(files: CheckpointFiles, stem: str) -> tuple[Tensor, Tensor]:
     """
     keep, values = read_mask(files, stem), files.tensor(f"{stem}.compressed").flatten()
     if int(keep.sum()) != len(values):
-        raise CheckFailed(f"tensor {stem}.compressed has {len(values)} values, but {stem}.bitmask marks {int(keep.sum())}")
+        raise CheckFailed(f"tensor {stem}.compressed has {counted(len(values), 'value')}, but {stem}.bitmask marks {int(keep.sum())}")
     return torch.zeros(keep.shape, dtype=values.dtype).masked_scatter_(keep, values), keep
 
 

@@ -12,6 +12,7 @@ from sdbench.checkpoints.layout import QUANT_METHOD, quantization_config
 from sdbench.devices import resolve_device
 from sdbench.errors import CheckFailed, UsageError
 from sdbench.models import locate_model, resolve_model
+from sdbench.words import counted
 
 
 def load(path: str | Path, *, revision: str | None = None, device: str | torch.device = "auto", dtype: torch.dtype | None = None) -> Any:
@@ -31,7 +32,7 @@ def load(path: str | Path, *, revision: str | None = None, device: str | torch.d
         raise UsageError(f"{folder} is {what}, not a packed checkpoint; 'sdbench prune' makes one, and transformers loads dense ones")
     model, info = loaded
     if missing := sorted(info["missing_keys"]):
-        raise CheckFailed(f"{folder}: tensor {missing[0]} is missing ({len(missing)} such tensors)")
+        raise CheckFailed(f"{folder}: tensor {missing[0]} is missing ({counted(len(missing), 'such tensor')})")
     return model.eval()
 
 

@@ -18,6 +18,7 @@ from sdbench.checkpoints.provenance import Provenance, file_sha256, read_provena
 from sdbench.errors import CheckFailed, UsageError
 from sdbench.pattern import Pattern
 from sdbench.progress import Progress
+from sdbench.words import counted
 
 CHECKS = ("shape", "axis", "exact", "values", "hash")
 """Sizes; along which axis the groups run; N in each of them; values against mask; SHA-256."""
@@ -190,7 +191,7 @@ class _Checker:
             if len(rows):
                 # A reader that looks at whole bytes would take them for weights.
                 index = (int(rows[0]), shape[1] // 8)
-                self._fail(f"{stem}.bitmask", "values", f"has bits past column {shape[1] - 1} ({len(rows)} such rows)", index)
+                self._fail(f"{stem}.bitmask", "values", f"has bits past column {shape[1] - 1} ({counted(len(rows), 'such row')})", index)
         return mask
 
     def _is_pruned(self, name: str, mask: Tensor) -> bool:
@@ -209,7 +210,9 @@ class _Checker:
         row, column, count, groups = wrong
         allowed = f"{'exactly' if self.exact else 'at most'} {self.pattern.keep}"
         last = column + self.pattern.group - 1
-        self._fail(tensor, "exact", f"columns {column} to {last} hold {count}, not {allowed} ({groups} such groups)", (row, column))
+        self._fail(
+            tensor, "exact", f"columns {column} to {last} hold {count}, not {allowed} ({counted(groups, 'such group')})", (row, column)
+        )
 
     def _wrong_group(self, mask: Tensor) -> tuple[int, int, int, int] | None:
         """Of a mask [rows, columns]: row, first column and count of the first wrong group, and the number of wrong ones; None without."""
@@ -226,11 +229,11 @@ class _Checker:
     def _check_values(self, tensor: str, mask: Tensor | None) -> None:
         values = self.files.tensor(tensor)
         if mask is not None and int(mask.sum()) != values.numel():
-            self._fail(tensor, "values", f"has {values.numel()} values, but the mask marks {int(mask.sum())}")
+            self._fail(tensor, "values", f"has {counted(values.numel(), 'value')}, but the mask marks {int(mask.sum())}")
         bad = (~values.isfinite()).nonzero()
         if len(bad):
             index = tuple(int(n) for n in bad[0])
-            self._fail(tensor, "values", f"is {values[index].item()} ({len(bad)} such values)", index)
+            self._fail(tensor, "values", f"is {values[index].item()} ({counted(len(bad), 'such value')})", index)
 
     def check_embeddings(self) -> None:
         """Embeddings, tied or not, must be as large as the config says, unpruned, and one where the config ties them."""

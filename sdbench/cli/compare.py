@@ -6,6 +6,7 @@ from pathlib import Path
 import rich_click as click
 
 from sdbench.cli.options import json_option
+from sdbench.words import counted
 
 NAMED = 3
 """Regressions that the error line names."""
@@ -73,4 +74,4 @@ def command(base: Path, new: Path, fail_over: float, as_json: bool) -> None:
     if worst:
         named = "; ".join(f"{one.label} ({one.figure}) {'not measured any more' if one.lost else one.verdict}" for one in worst[:NAMED])
         more = f"; {len(worst) - NAMED} more" if len(worst) > NAMED else ""
-        raise SdbenchError(f"{len(worst)} regression{'s' if len(worst) > 1 else ''}: {named}{more}", ExitCode.SLOWER)
+        raise SdbenchError(f"{counted(len(worst), 'regression')}: {named}{more}", ExitCode.SLOWER)

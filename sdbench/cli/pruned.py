@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdbench.suites.pruned import seconds_line, speed_lines
+from sdbench.words import counted
 
 if TYPE_CHECKING:
     from sdbench.calibrate.store import StoredShard
@@ -38,11 +39,12 @@ def prune_lines(output: Path, outcome: "PruneOutcome", shards: "Sequence[StoredS
         f"pruned layers: {len(found.layers)}" + (f", {outcome.resumed} of them by an earlier run" if outcome.resumed else ""),
     ]
     if rows := found.calibration.rows:
-        counts = f"{rows.min}" if rows.min == rows.max else f"{rows.min} to {rows.max}"
-        lines.append(f"calibration: {found.calibration.source}, {len(found.calibration.examples)} examples, {counts} rows a layer")
+        counts = counted(rows.max, "row") if rows.min == rows.max else f"{rows.min} to {rows.max} rows"
+        lines.append(f"calibration: {found.calibration.source}, {counted(len(found.calibration.examples), 'example')}, {counts} a layer")
     how, replies = found.calibration.report["generation"], found.calibration.report["replies"]
     if how and how.get("file"):
-        lines.append(f"calibration replies: {replies['tokens']:,} tokens of {replies['count']} replies from {how['file']}, replayed")
+        read = counted(replies["count"], "reply", "replies")
+        lines.append(f"calibration replies: {replies['tokens']:,} tokens of {read} from {how['file']}, replayed")
     lines += speed_lines(outcome.speed)
     for shard in shards:
         record = shard.record
@@ -57,7 +59,8 @@ def prune_lines(output: Path, outcome: "PruneOutcome", shards: "Sequence[StoredS
         lines.append(f"peak {kind}: {outcome.peak.bytes / 1e9:.2f} GB while calibrating and pruning, {before}")
     if streaming := outcome.streaming:
         most, hidden = streaming["peak_weight_bytes"] / 1e9, streaming["hidden_states"]
-        line = f"streamed: {streaming['blocks']} blocks of up to {streaming['block_bytes'] / 1e9:.2f} GB, {most:.2f} GB of weights at once"
+        line = f"streamed: {counted(streaming['blocks'], 'block')} of up to {streaming['block_bytes'] / 1e9:.2f} GB"
+        line += f", {most:.2f} GB of weights at once"
         lines.append(line + (f", {hidden['bytes'] / 1e9:.2f} GB of hidden states on the {hidden['device']}" if hidden else ""))
     return [*lines, seconds_line(outcome.seconds), f"next: sdbench verify {output}"]
 
@@ -67,8 +70,10 @@ def shard_lines(shard: "StoredShard") -> list[str]:
     record = shard.record
     rows = {sums.rows for sums in record.layers.values()}
     lines = [
-        f"{shard.folder}: shard {record.shard}/{record.shards} of {record.source.model}, {record.kind} of {len(record.layers)} layers",
-        f"calibration: {len(record.examples)} examples, {min(rows)} rows a layer" + (f" to {max(rows)}" if len(rows) > 1 else ""),
+        f"{shard.folder}: shard {record.shard}/{record.shards} of {record.source.model}, {record.kind} of "
+        f"{counted(len(record.layers), 'layer')}",
+        f"calibration: {counted(len(record.examples), 'example')}, {counted(min(rows), 'row')} a layer"
+        + (f" to {max(rows)}" if len(rows) > 1 else ""),
         *speed_lines(record.speed),
     ]
     if record.peak_bytes is not None:

@@ -8,6 +8,7 @@ import rich_click as click
 
 from sdbench.cli.tasks import NAMES, find_data
 from sdbench.errors import UsageError
+from sdbench.words import counted
 
 FILE = click.Path(path_type=Path)
 
@@ -79,7 +80,7 @@ def command(
     manifest = split(source, train_out, validation_out, manifest_out, validation_size, seed, revision, force, load)
     if manifest.dropped_duplicates:
         click.echo(
-            f"dropped {manifest.dropped_duplicates} examples whose question an earlier one asks, lest it be in both parts; "
+            f"dropped {counted(manifest.dropped_duplicates, 'example')} whose question an earlier one asks, lest it be in both parts; "
             f"{manifest.dropped_contradictions} of them have another answer than that one, which is kept",
             err=True,
         )

@@ -10,6 +10,7 @@ import rich_click as click
 
 from sdbench.cli.options import json_option
 from sdbench.cli.printing import print_result
+from sdbench.words import counted
 
 if TYPE_CHECKING:
     from sdbench.suites.sweep.grid import Option
@@ -67,7 +68,7 @@ def command(grid: Path, output: Path | None, executor: str, ray_address: str | N
     # Ray prints to stdout what becomes of its processes; each run's record says it, and stdout is for the results.
     with Progress() as progress, redirect_stdout(StringIO()):
         try:
-            progress.note(f"{len(runs)} runs in {folder}; checking them")
+            progress.note(f"{counted(len(runs), 'run')} in {folder}; checking them")
             began = time.monotonic()
             arguments = check_runs(grid, runs, place)
             done = sweep(Plan(grid, runs, arguments, folder, retries, time.monotonic() - began), place, progress)
@@ -78,8 +79,8 @@ def command(grid: Path, output: Path | None, executor: str, ray_address: str | N
     if failed:
         first = f"{failed[0].run} ({failed[0].reason})"
         raise SdbenchError(
-            f"{len(failed)} of {len(runs)} runs failed, the first {first}; finished ones are kept in {folder}, and the same command tries "
-            "the others again"
+            f"{len(failed)} of {counted(len(runs), 'run')} failed, the first {first}; finished ones are kept in {folder}, and the same "
+            "command tries the others again"
         )
 
 

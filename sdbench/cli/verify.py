@@ -6,6 +6,7 @@ from pathlib import Path
 import rich_click as click
 
 from sdbench.cli.options import json_option
+from sdbench.words import counted
 
 
 @click.command("verify")
@@ -66,4 +67,4 @@ def command(path: Path, pattern: str | None, as_json: bool) -> None:
             print(f"{failure.check}: {failure}")
     if found.failures:
         count = len(found.failures)
-        raise CheckFailed(f"{path}: {count} failed check{'s, the first' if count > 1 else ':'} {found.failures[0]}")
+        raise CheckFailed(f"{path}: {counted(count, 'failed check')}{', the first' if count > 1 else ':'} {found.failures[0]}")

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 
 from sdbench.engine.phase import phase
 from sdbench.errors import SdbenchError, UsageError
+from sdbench.words import counted
 
 FILLER = 0
 """Id fed in padding and in finished rows: masked or dropped, so any valid id does."""
@@ -230,7 +231,7 @@ def check_request(prompts: Sequence[Sequence[int]], max_new_tokens: int, limit: 
     longest = max(map(len, prompts))
     if limit is not None and longest + max_new_tokens > limit:
         raise UsageError(
-            f"a prompt of {longest} tokens and {max_new_tokens} new ones exceed the {limit} positions "
+            f"a prompt of {counted(longest, 'token')} and {max_new_tokens} new ones exceed the {limit} positions "
             "that there are (max_position_embeddings, or the cache); ask for fewer tokens or shorten the prompt"
         )
 

@@ -16,6 +16,7 @@ from sdbench.kernels.spmm import FEW_TOKENS, BoundSpmm
 from sdbench.kernels.spmv import bind
 from sdbench.packing import PackedWeight
 from sdbench.timing import TOLERANCE, relative_error, within
+from sdbench.words import counted
 
 PrefillWeights = Literal["pruned", "dense"]
 """Which matrix the prompt runs on: the pruned one, as in a packed checkpoint, or the original."""
@@ -214,7 +215,7 @@ def require_right(module: PackedLinear, dtype: torch.dtype, name: str, tokens: S
 
 def _products(module: PackedLinear, x: Tensor) -> dict[str, Tensor]:
     """Each way in which a module multiplies so many tokens ``[tokens, in]``, by what messages call it."""
-    dtypes = {f"packed product of {len(x)} tokens": x.dtype}
+    dtypes = {f"packed product of {counted(len(x), 'token')}": x.dtype}
     if len(x) == 1:
         # In float32, where an error shows, and as decode steps want it.
         dtypes = {f"{module.variant} SpMV": torch.float32, f"{module.variant} SpMV of a decode step": x.dtype}

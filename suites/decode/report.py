@@ -8,7 +8,7 @@ from sdbench.suites.decode.batches import batch_of, batch_table, way_of
 from sdbench.suites.memory import memory_table
 from sdbench.suites.runs import Report, SavedRun, Table, measured
 from sdbench.tables import Column, spread
-from sdbench.words import median_of
+from sdbench.words import counted, median_of
 
 SCHEMA = "sdbench.decode/1"
 Row = dict[str, Any]
@@ -74,7 +74,7 @@ def report(rows: Sequence[Row], arguments: Row, environment: Row) -> Report:
     if "device_map" in arguments:
         count = max(row["devices"] for row in everything)
         lines.append(
-            f"--device-map {arguments['device_map']}: the model lies on {count} GPUs, which work one after the other; eager "
+            f"--device-map {arguments['device_map']}: the model lies on {counted(count, 'GPU')}, which work one after the other; eager "
             f"forwards are bound by launches, and the ceiling is that of one GPU's bandwidth; {MERGED}"
         )
     if all(row["ceiling"] is None for row in everything):

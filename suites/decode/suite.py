@@ -36,6 +36,7 @@ from sdbench.suites.memory import beside_dense
 from sdbench.suites.metrics import decode_rate
 from sdbench.suites.runs import measured, require_same_gpu
 from sdbench.timing import summarise
+from sdbench.words import counted
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -71,7 +72,7 @@ def run(options: DecodeOptions, directory: RunDirectory | None, progress: Progre
     loaded: LoadedModel | None = None
     kept = sum(next_for(way, done, options) is None for way in ways)
     if kept:
-        progress.note(f"{kept} of {len(ways)} rows kept from an earlier attempt; choose another --output to measure them again")
+        progress.note(f"{kept} of {counted(len(ways), 'row')} kept from an earlier attempt; choose another --output to measure them again")
     if options.device.type != "cuda":
         progress.note("no GPU: int8 weights, CUDA graphs and torch.compile are left out")
 

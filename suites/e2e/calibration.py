@@ -24,6 +24,7 @@ from sdbench.streaming import resident
 from sdbench.suites.e2e.data import Question
 from sdbench.suites.e2e.options import CalibrationOptions
 from sdbench.timing import within
+from sdbench.words import counted
 
 REPLAY_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 """Largest relative difference of the sums of squares; rounding alone gives about 1e-6 in float32 and 3e-2 in bf16 over 36 layers."""
@@ -87,7 +88,7 @@ class Shard:
         """
         found = list(range(self.number - 1, examples, self.count))
         if not found:
-            raise UsageError(f"--shard {self}: there are only {examples} calibration examples; use fewer shards")
+            raise UsageError(f"--shard {self}: too few calibration examples ({examples}); use fewer shards")
         return found
 
     def tokens(self, budget: int | None) -> int | None:
@@ -361,7 +362,7 @@ class _Given:
         """How the replies end, in one line."""
         ended = sum(reply[-1] in loaded.eos_ids for reply in self.given.values())
         cut = sum(len(self._questions[number].reply) > len(reply) for number, reply in self.given.items())
-        line = f"{self._name}: {len(self.given)} replies, {ended} of them ended by EOS"
+        line = f"{self._name}: {counted(len(self.given), 'reply', 'replies')}, {ended} of them ended by EOS"
         return line + (f", {cut} cut off at --max-tokens {self._options.max_tokens}" if cut else "")
 
 

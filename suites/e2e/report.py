@@ -12,7 +12,7 @@ from sdbench.suites.e2e.tables import behaviour_table, fidelity_table, harness_t
 from sdbench.suites.memory import memory_table
 from sdbench.suites.runs import Report, Row, SavedRun, last_of, measured
 from sdbench.tables import Column, spread
-from sdbench.words import median_of
+from sdbench.words import counted, median_of
 
 SCHEMA = "sdbench.e2e/1"
 
@@ -56,7 +56,9 @@ def of_run(run: SavedRun) -> Report:
         told = ", ".join(f"{name} in attempt {attempt}" for name, attempt in attempts.items())
         lines.append(f"arms were measured in different attempts, and a speed-up is over the dense arm of its own: {told}")
     answers = [sample["arm"] for sample in last_of(run.samples, "arm", "example")]
-    lines += [f"{name}: {answers.count(name)} answers, not judged yet" for name in dict.fromkeys(answers) if name not in attempts]
+    lines += [
+        f"{name}: {counted(answers.count(name), 'answer')}, not judged yet" for name in dict.fromkeys(answers) if name not in attempts
+    ]
     return replace(made, lines=lines)
 
 
@@ -117,14 +119,15 @@ def notes(arguments: Mapping[str, Any], arms: Sequence[Row], calibration: Mappin
         lines.append(f"profile {arguments['profile']}{other}")
     if arguments.get("sequential") and calibration.get("sources") != {}:
         lines.append("each block calibrated on the pruned blocks before it")
+    answered = f"match, EOS and cut off (at {counted(arguments['max_tokens'], 'token')}) from answer runs"
     if arguments.get("fidelity") == "only":
         lines.append("pruned arms are judged by fidelity alone (--fidelity-only): no answers of theirs, and nothing was timed")
     elif not arguments["rate_repeats"]:
-        lines.append(f"match, EOS and cut off (at {arguments['max_tokens']} tokens) from answer runs; nothing was timed (--rate-repeats 0)")
+        lines.append(f"{answered}; nothing was timed (--rate-repeats 0)")
     else:
         lines.append(
-            f"match, EOS and cut off (at {arguments['max_tokens']} tokens) from answer runs; tok/s at exactly {arguments['equal_tokens']} "
-            f"tokens on every arm, {median_of(arguments['rate_repeats'])}; x dense is the speed-up over the fastest dense baseline"
+            f"{answered}; tok/s at exactly {arguments['equal_tokens']} tokens on every arm, {median_of(arguments['rate_repeats'])}; x "
+            "dense is the speed-up over the fastest dense baseline"
         )
     if any(arm["arm"] == INT8 for arm in arms):
         lines.append("int8: nothing pruned; every linear but the output embedding rounded to 8 bits, one scale an output channel")

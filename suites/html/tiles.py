@@ -7,6 +7,7 @@ from sdbench.suites.decode.batches import batch_of
 from sdbench.suites.e2e.arms import DENSE
 from sdbench.suites.kernels.report import sums
 from sdbench.suites.runs import Report, Row
+from sdbench.words import counted
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def _of_kernels(report: Report) -> list[Tile]:
         Tile(
             f"{s.linear / s.sparse:.2f}×",
             f"{s.pattern} SpMV over F.linear",
-            f"{s.dense / s.sparse:.2f}× over the fastest dense kernel; {s.sparse:.1f} µs for {s.shapes} shape{'s' if s.shapes > 1 else ''}",
+            f"{s.dense / s.sparse:.2f}× over the fastest dense kernel; {s.sparse:.1f} µs for {counted(s.shapes, 'shape')}",
         )
         for s in sums(report.document["rows"])
     ]

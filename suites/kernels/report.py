@@ -8,6 +8,7 @@ from sdbench.results import with_status
 from sdbench.suites.metrics import crossover
 from sdbench.suites.runs import Report, Row, SavedRun, measured
 from sdbench.tables import Column
+from sdbench.words import counted
 
 SCHEMA, TUNE_SCHEMA = "sdbench.kernels/1", "sdbench.tune/1"
 
@@ -132,7 +133,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
             continue
         bad = [f"{count} {outcome}" for outcome, count in row["outcomes"].items() if outcome != "correct"]
         if bad:
-            lines[f"{_named(row)}: of {row['configs']} configs {', '.join(bad)}"] = None
+            lines[f"{_named(row)}: of {counted(row['configs'], 'config')} {', '.join(bad)}"] = None
     return list(lines)
 
 
@@ -143,11 +144,11 @@ def chain_lines(rows: Sequence[Row]) -> list[str]:
         name = {"linear": "F.linear", "dense": "fastest dense"}.get(row["variant"], row["pattern"] or "")
         name += ", partial sums that nothing reads" if row["variant"] == "spmv_partial" else ""
         if not row["us"]:
-            lines.append(f"chain of {row['layers']} layers, {name}: {row['outcome']} ({row['us_reason']})")
+            lines.append(f"chain of {counted(row['layers'], 'layer')}, {name}: {row['outcome']} ({row['us_reason']})")
             continue
         speedup = row["speedup"]["dense"]
         over = f", {speedup:.2f}x over the fastest dense" if speedup and row["pattern"] else ""
-        lines.append(f"chain of {row['layers']} layers, {name}: {row['us']['p50']:.0f} us{over}")
+        lines.append(f"chain of {counted(row['layers'], 'layer')}, {name}: {row['us']['p50']:.0f} us{over}")
     return lines
 
 
@@ -225,7 +226,7 @@ def headline(rows: Sequence[Row]) -> list[str]:
     found = sums(rows)
     for s in found:
         # A run that ended early may lack shapes: a sum says how many it has.
-        shapes = f"{s.shapes} shapes" if s.shapes > 1 else "1 shape"
+        shapes = counted(s.shapes, "shape")
         name = s.pattern if s.tokens == 1 else f"{s.pattern}, {s.tokens} tokens"
         quantized = "".join(f", {kind} sum {total:.1f} us" for kind, total in s.quantized.items())
         lines.append(f"{name}: sum of {shapes} {_against(s.sparse, s)}{quantized}")

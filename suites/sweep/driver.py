@@ -21,6 +21,7 @@ from sdbench.suites.sweep.executors import Executor
 from sdbench.suites.sweep.grid import Run, require_distinct, shown, varying
 from sdbench.suites.sweep.record import SCHEMA, Attempt, Call, Entry, SweepRecord, read_record
 from sdbench.suites.sweep.work import SDBENCH, Ended, Job
+from sdbench.words import counted
 
 Arguments = Mapping[str, Any]
 
@@ -121,7 +122,7 @@ class _Sweep:
         self._save()
         kept = self.record.count("complete")
         if kept:
-            self.progress.note(f"{kept} of {len(self.entries)} runs are finished already and kept")
+            self.progress.note(f"{kept} of {counted(len(self.entries), 'run')} finished already and kept")
         waiting = deque(index for index, entry in enumerate(self.entries) if entry.outcome != "complete")
         tries = [0] * len(self.entries)
         try:
@@ -141,8 +142,9 @@ class _Sweep:
                             waiting.append(index)
         except KeyboardInterrupt as error:
             self._interrupted()
+            finished = f"{self.record.count('complete')} of {counted(len(self.entries), 'run')} finished"
             raise SdbenchError(
-                f"interrupted; {self.record.count('complete')} of {len(self.entries)} runs are finished, and the same command goes on",
+                f"interrupted; {finished}, and the same command goes on",
                 ExitCode.INTERRUPTED,
             ) from error
         return self.record

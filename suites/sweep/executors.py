@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from sdbench.errors import SdbenchError, UsageError
 from sdbench.suites.e2e.arms import is_timed
 from sdbench.suites.sweep.work import GRACE_SECONDS, Ended, Job, check, work
+from sdbench.words import counted
 
 Runs = Sequence[Mapping[str, Sequence[str]]]
 
@@ -80,7 +81,7 @@ class LocalExecutor:
             and self._jobs > gpus
             and any(is_timed(one.get("fidelity"), one.get("rate_repeats")) for one in found["arguments"])
         ):
-            shared = f"--jobs {self._jobs} with {gpus} GPU{'s' if gpus > 1 else ''}: runs that share one would time each other"
+            shared = f"--jobs {self._jobs} with {counted(gpus, 'GPU')}: runs that share one would time each other"
             raise UsageError(f"{shared}; ask for one a GPU, or for no times (rate-repeats: 0, or fidelity-only)")
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self._share(self._jobs or gpus or 1, visible.split(",") if visible and gpus else [str(index) for index in range(gpus)])

@@ -12,6 +12,7 @@ from sdbench.suites.runs import Report, Row, Table, measured, read_run
 from sdbench.suites.sweep.grid import shown
 from sdbench.suites.sweep.record import Call, Entry, SweepRecord
 from sdbench.tables import Column
+from sdbench.words import counted
 
 
 def report(record: SweepRecord, folder: Path) -> Report:
@@ -45,7 +46,7 @@ def _arms(path: Path) -> list[Row]:
 
 def _counted(record: SweepRecord) -> str:
     counts = {entry.outcome: record.count(entry.outcome) for entry in record.runs}
-    return f"{len(record.runs)} run{'s' if len(record.runs) > 1 else ''}, " + ", ".join(f"{n} {name}" for name, n in counts.items())
+    return f"{counted(len(record.runs), 'run')}, " + ", ".join(f"{n} {name}" for name, n in counts.items())
 
 
 def _lines(record: SweepRecord, folder: Path) -> list[str]:
@@ -54,7 +55,7 @@ def _lines(record: SweepRecord, folder: Path) -> list[str]:
     for entry in runs:
         tries = len(entry.attempts)
         if entry.outcome not in ("complete", "waiting"):
-            lines.append(f"{entry.run}: {entry.outcome} after {tries} attempt{'s' if tries > 1 else ''}: {entry.reason}")
+            lines.append(f"{entry.run}: {entry.outcome} after {counted(tries, 'attempt')}: {entry.reason}")
         elif entry.outcome == "complete" and tries > 1:
             before = "; ".join(dict.fromkeys(str(attempt.reason) for attempt in entry.attempts if attempt.reason))
             lines.append(f"{entry.run}: complete in attempt {tries}" + (f", after: {before}" if before else ""))
@@ -68,9 +69,8 @@ def _lines(record: SweepRecord, folder: Path) -> list[str]:
 
 
 def _how_long(call: Call) -> str:
-    several = "s" if call.attempts > 1 else ""
     took = f"{call.seconds:.0f} s, of which checking the grid took {call.checking_seconds:.0f}"
-    return f"{call.attempts} attempt{several}, {min(call.jobs, call.attempts)} at once, in {took}"
+    return f"{counted(call.attempts, 'attempt')}, {min(call.jobs, call.attempts)} at once, in {took}"
 
 
 def _record(entry: Entry, arm: Row) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def test_equalise_stops_at_a_token_budget() -> None:
     assert [text.rows for text in equal["decode"]] == [(10, 11, 12, 13, 14, 15), (20, 23, 25)]
     assert [len(text.rows) for text in equal["self"]] == [6, 3]
     assert [len(text.rows) for text in equalise(texts, tokens=18)["self"]] == [6, 6, 6]
-    with pytest.raises(SdbenchError, match="3 calibration examples give 18 rows on every arm, fewer than --calibration-tokens 19"):
+    with pytest.raises(SdbenchError, match="rows on every arm: 18 of 3 calibration examples, fewer than --calibration-tokens 19"):
         equalise(texts, tokens=19)
 
 

@@ -230,7 +230,7 @@ class TestBadData:
                 file.write(json.dumps({"question": f"  {first['question'].upper()}", "answer": "#### 2", "id": "twin"}) + "\n")
             pin(files)
 
-        sdbench("e2e", *split(change)).refuses(3, "share 1 question(s)", "'twin'")
+        sdbench("e2e", *split(change)).refuses(3, "share 1 question,", "'twin'")
 
     def test_no_example(self, sdbench, split):
         def change(files: dict[str, Path]) -> None:

@@ -100,7 +100,7 @@ def test_the_default_is_the_demo_model_and_a_table_for_people(sdbench):
     first, layers, calibration, size, memory, seconds, then = done.out.splitlines()
     assert memory.startswith("peak memory: ")
     assert (first, layers, then) == ("out: demo at 2:4, wanda, packed", "pruned layers: 28", "next: sdbench verify out")
-    assert calibration.startswith("calibration: prefill, 1 examples, ") and seconds.startswith("seconds: load ")
+    assert calibration.startswith("calibration: prefill, 1 example, ") and seconds.startswith("seconds: load ")
     stages = [part.split()[0] for part in seconds.removeprefix("seconds: ").split(", ")]
     assert stages == ["load", "hash", "collection", "pruning", "packing", "writing"]
     share = float(size.split()[4])

@@ -206,8 +206,8 @@ class TestRefused:
             (("--shard", "1/2", "--statistics", "shards", "--method", "magnitude"), "--method magnitude needs no calibration"),
             (("--devices", "cpu,cpu", "--output", "out", "--sequential"), "--sequential calibrates each block on the pruned ones"),
             (("--devices", "gpu", "--output", "out", "--device", "auto"), "device 'gpu': use auto, cpu, cuda or cuda:N"),
-            (("--shard", "6/6", "--statistics", "shards"), "there are only 5 calibration examples; use fewer shards"),
-            (("--devices", "cpu,cpu,cpu,cpu,cpu,cpu", "--output", "out"), "there are only 5 calibration examples; use fewer shards"),
+            (("--shard", "6/6", "--statistics", "shards"), "too few calibration examples (5); use fewer shards"),
+            (("--devices", "cpu,cpu,cpu,cpu,cpu,cpu", "--output", "out"), "too few calibration examples (5); use fewer shards"),
         ],
     )
     def test_wrong_arguments(self, arguments, message, sdbench, checkpoint):

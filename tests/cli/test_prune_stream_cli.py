@@ -189,7 +189,7 @@ class TestRefused:
         base = ("prune", *SMALL, "--model", model, "--calib", "prefill", "--stream", "--output", "out")
         weights, lost = load_file(model / "model.safetensors"), "model.layers.1.mlp.up_proj.weight"
         save_file({name: tensor for name, tensor in weights.items() if name != lost}, model / "model.safetensors", {"format": "pt"})
-        sdbench(*base).refuses(1, f"lacks 1 weights, {lost} the first")
+        sdbench(*base).refuses(1, f"lacks 1 weight, {lost} the first")
         save_file(weights | {lost: torch.zeros(8, 8)}, model / "model.safetensors", {"format": "pt"})
         sdbench(*base).refuses(1, f"{lost} is (8, 8), but the config asks for (128, 64)")
 

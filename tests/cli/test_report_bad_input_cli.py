@@ -73,7 +73,7 @@ def test_a_run_of_before_samples_were_counted_that_lost_some(command, sdbench, r
 
 def test_arms_that_are_not_judged_yet_have_what_samples_there_are(sdbench, saved_run):
     saved_run("live", "e2e", E2E_POOLED, ARMS[:1], SAMPLES[:3], replies=6, outcome="running")
-    assert "teacher-forced: 1 answers, not judged yet" in sdbench("report", "live").out
+    assert "teacher-forced: 1 answer, not judged yet" in sdbench("report", "live").out
 
 
 def test_runs_that_need_not_have_all_rows(sdbench, saved_run):

@@ -73,7 +73,7 @@ def test_a_grid_of_the_demo_model_and_the_same_again(sdbench, grid, tmp_path):
     assert [arm["pattern"] for run in document["runs"] for arm in run["arms"]] == [None, "2:4", "2:4", None, "16:32", "16:32"]
     before = (tmp_path / "out/2-4/run.json").read_bytes()
     again = sdbench(*call)
-    assert "2 of 2 runs are finished already and kept" in again.err
+    assert "2 of 2 runs finished already and kept" in again.err
     assert [run["kept"] for run in json.loads(again.out)["runs"]] == [True, True]
     assert (tmp_path / "out/2-4/run.json").read_bytes() == before
     table = sdbench(

@@ -41,10 +41,10 @@ def test_a_bad_one(sdbench, pruned):
     (row,) = (line.split() for line in done.out.splitlines() if "FAILED" in line)
     assert row == [UP, "128x64", "yes", "ok", "ok", "ok", "FAILED", "FAILED"]
     lines = done.out.splitlines()
-    assert f"values: {UP}.compressed[2, 5]: is nan (1 such values)" in lines
+    assert f"values: {UP}.compressed[2, 5]: is nan (1 such value)" in lines
     assert f"hash: {UP}.compressed: is not what sdbench.json lists: another SHA-256" in lines
     last = done.err.splitlines()[-1]
-    assert last == f"sdbench: error: pruned: 3 failed checks, the first {UP}.compressed[2, 5]: is nan (1 such values)"
+    assert last == f"sdbench: error: pruned: 3 failed checks, the first {UP}.compressed[2, 5]: is nan (1 such value)"
 
 
 def test_json(sdbench, pruned):
@@ -53,7 +53,7 @@ def test_json(sdbench, pruned):
     assert done.code == 3
     found = json.loads(done.out)
     assert (found["schema"], found["ok"], found["pattern"], found["format"]) == ("sdbench.verify/1", False, "2:4", "packed")
-    assert found["failures"][0] == {"tensor": f"{UP}.compressed", "check": "values", "message": "is inf (1 such values)", "index": [2, 5]}
+    assert found["failures"][0] == {"tensor": f"{UP}.compressed", "check": "values", "message": "is inf (1 such value)", "index": [2, 5]}
     assert {layer["name"]: layer["checks"]["values"] for layer in found["layers"]}[UP] == "FAILED"
 
 

@@ -46,7 +46,7 @@ def test_no_more_is_tokenised_than_needed() -> None:
 
 
 def test_a_corpus_that_is_too_short() -> None:
-    with pytest.raises(UsageError, match=r"holds \d windows of 4 tokens, but there are 50 calibration examples"):
+    with pytest.raises(UsageError, match=r"holds \d windows of 4 tokens, fewer than 50 calibration examples"):
         windows(["1 2 3 4 5 6 7 8 9"], TOKENIZER, 50, 4)
 
 

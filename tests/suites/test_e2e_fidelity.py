@@ -258,7 +258,7 @@ class TestCalibration:
         assert outcome.calibration["replies"]["count"] == 2
         assert [(entry["examples"], entry["rows"]) for entry in outcome.calibration["sources"].values()] == [(2, 10), (2, 10)]
         assert {layer["rows"] for arm in outcome.arms[1:] for layer in arm["layers"].values()} == {10}
-        with pytest.raises(SdbenchError, match="3 calibration examples give 21 rows on every arm, fewer than --calibration-tokens 22"):
+        with pytest.raises(SdbenchError, match="rows on every arm: 21 of 3 calibration examples, fewer than --calibration-tokens 22"):
             run_only(options(tiny, choices=CalibrationChoices(tokens=22)))
 
     def test_a_corpus_and_a_mix(self, tiny: Path, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ class TestCalibration:
         # The mix's decode examples set the number for everyone; its third example is a window of 30.
         assert outcome.calibration["sources"]["text"] == {"examples": 3, "rows": 44, "rows_available": 90}
         assert outcome.calibration["sources"]["mixed"]["parts"] == {"decode": 14, "text": 30}
-        with pytest.raises(UsageError, match="holds 2 windows of 100 tokens, but there are 3"):
+        with pytest.raises(UsageError, match="holds 2 windows of 100 tokens, fewer than 3 calibration examples"):
             corpus.write_text("1 2 3 4 5 6 7 8 9 " * 15)
             run_only(options(tiny, calib=("text",), choices=CalibrationChoices(text=corpus, window=100)))
 

@@ -16,6 +16,7 @@ from sdbench.kernels.checked import trouble
 from sdbench.kernels.registry import Config, Problem, Variant
 from sdbench.kernels.spmm import FEW_TOKENS, searched_tokens
 from sdbench.timing import copies_needed, graph_times
+from sdbench.words import counted
 
 Buffer = Callable[[int], Tensor]
 """float32 ``[splits, batch, out]`` for so many splits, or ``[1, batch, out]`` where the sum is wanted whole."""
@@ -93,7 +94,7 @@ def launch_for(weight: Any, problem: Problem, device: torch.device, int8: bool, 
         return launches[0]
     quickest = _quickest(launches, weight, problem, device)
     if quickest is None:
-        what = f"{problem.out_features}x{problem.in_features}, {problem.tokens} tokens"
+        what = f"{problem.out_features}x{problem.in_features}, {counted(problem.tokens, 'token')}"
         warnings.warn(f"no room to time the dense products of {what}; {launches[0].variant.name} is used", stacklevel=2)
         return launches[0]
     _QUICKEST[problem, device] = quickest.variant

@@ -50,7 +50,7 @@ def test_finished_runs_are_kept_and_a_grid_may_grow(plan, run):
     first, _ = run(plan("ok", "fail", retries=0))
     before = (plan("ok").folder / "ok_seed0" / "run.json").read_bytes()
     again, lines = run(plan("ok", "fail", retries=0, seeds=(0, 1)))
-    assert lines[0] == "1 of 4 runs are finished already and kept"
+    assert lines[0] == "1 of 4 runs finished already and kept"
     assert outcomes(again) == [
         ("ok_seed0", "complete", 1),
         ("ok_seed1", "complete", 1),
@@ -152,7 +152,7 @@ def finish(folder, executor="local"):
     """The same command again, which is told to go on."""
     (folder / "go").touch()
     process = subprocess.run([sys.executable, "-c", DRIVER, HERE, folder, executor], capture_output=True, text=True, check=True)
-    assert "1 of 2 runs are finished already and kept" in process.stderr
+    assert "1 of 2 runs finished already and kept" in process.stderr
     assert state(folder) == ([("ok", "complete"), ("slow", "complete")], "complete")
     assert [len(json.loads((folder / name / "run.json").read_text())["audit"]) for name in ("ok", "slow")] == [1, 2]
 
@@ -164,7 +164,7 @@ def test_ctrl_c_ends_the_runs_and_leaves_all_of_it_to_go_on(executor, tmp_path):
     process = start_driver(tmp_path, executor)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 1 and err.splitlines()[-1] == "interrupted; 1 of 2 runs are finished, and the same command goes on"
+    assert process.returncode == 1 and err.splitlines()[-1] == "interrupted; 1 of 2 runs finished, and the same command goes on"
     assert state(tmp_path) == ([("ok", "complete"), ("slow", "interrupted")], "interrupted")
     finish(tmp_path, executor)
 
