@@ -167,7 +167,8 @@ def calibrate(
     equal = equalise(texts, budget)
     rows = sum(common_rows(equal))
     if rows < FEW_ROWS:
-        progress.note(f"warning: calibrated on {rows} rows a layer, too few to tell columns apart; give more examples or longer replies")
+        few = f"calibrated on {counted(rows, 'row')} a layer, too few to tell columns apart"
+        progress.note(f"warning: {few}; give more examples or longer replies")
     parts = {source: [of_example[source][number] for number in numbers] for source in sources}
     report["sources"] = {source: _summary(equal[source], texts[source], parts[source]) for source in sources}
     return Calibration(equal, report, numbers[: len(equal[sources[0]])])

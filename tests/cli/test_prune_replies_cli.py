@@ -49,7 +49,7 @@ def test_a_calibration_on_next_to_nothing_is_told(decoded, sdbench):
     decoded("--calibration-examples", 3)
     few = [record | {"ids": record["ids"][:2], "reply": None, "finish_reason": "length"} for record in lines("run/replies.jsonl")]
     done = sdbench("prune", "--model", "tiny", "--replies", write(few[:1]), "--calibration-examples", 1, "--output", "out")
-    assert done.code == 0 and "warning: calibrated on 1 rows a layer, too few to tell columns apart" in done.err
+    assert done.code == 0 and "warning: calibrated on 1 row a layer, too few to tell columns apart" in done.err
 
 
 @pytest.mark.parametrize(
