@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sdbench.kernels.launching import Repeat, on_nvidia, pointer_type, repeatable, scratch, stream_of
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
-from sdbench.kernels.spmm.permutes import room_ptx, unfold_ptx
+from sdbench.kernels.spmm.permutes import REACH, room_ptx, unfold_ptx
 from sdbench.kernels.spmm.unfold import room_of, unfold
 from sdbench.kernels.spmv.lane_row import constraint as chunk_constraint
 from sdbench.kernels.spmv.lane_row import load_word
@@ -121,7 +121,7 @@ def _constexprs(problem: Problem, config: Config, nvidia: bool) -> dict[str, Any
             "BLOCK_OUT": config["block_out"],
             "BLOCK_WORDS": config["block_in"] // WORD,
             "NVIDIA": nvidia,
-            "ROOM": room_ptx(config["block_out"] * config["block_in"] // WORD // 32) if nvidia and large else "",
+            "ROOM": room_ptx(config["block_out"] * config["block_in"] // WORD // 32 * REACH) if nvidia and large else "",
             "UNFOLD": unfold_ptx(problem.pattern, large) if nvidia else "",
         }
     return common | {

@@ -219,16 +219,16 @@ def _through_memory(code: _Code, keep: int) -> list[str]:
 
 
 @cache
-def room_ptx(warps: int) -> str:
+def room_ptx(size: int) -> str:
     """Inline PTX with the operands ``"=r"``, ``"r"``: a thread's number to where it spreads its words.
 
     Args:
-        warps: Of a program.
+        size: Bytes of all warps of a program, REACH each where they spread words.
     """
     # Addresses are put together bit by bit, for which a warp's bytes begin at a multiple of their number.
     lines = [
         "{",
-        f".shared .align 128 .b8 spread[{(warps + 1) * REACH}];",
+        f".shared .align 128 .b8 spread[{size + REACH}];",
         ".reg .b32 first, warp, lane;",
         "mov.u32 first, spread;",
         f"add.u32 first, first, {REACH - 1};",

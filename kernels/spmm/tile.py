@@ -19,10 +19,12 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sdbench.kernels.finish import whole
-from sdbench.kernels.launching import on_nvidia, pointer_type, scratch
+from sdbench.kernels.launching import on_nvidia, pointer_type
 from sdbench.kernels.registry import CompileSource, Config, Problem, Variant, register
-from sdbench.kernels.spmm.permutes import multiply_ptx, room_ptx, unfold_ptx
+from sdbench.kernels.spmm.permutes import REACH, multiply_ptx, room_ptx, unfold_ptx
+from sdbench.kernels.spmm.tokens import TILE_TOKENS, WARP_WORDS, arrange, load_tokens
 from sdbench.kernels.spmm.unfold import room_of, unfold
+from sdbench.kernels.spmm.warps import after_loads, sum_over_warps
 from sdbench.kernels.spmv.lane_row import constraint as chunk_constraint
 from sdbench.kernels.spmv.lane_row import load_word
 from sdbench.packing import PackedWeight
@@ -30,9 +32,6 @@ from sdbench.pattern import WORD
 
 MOST_TOKENS = 64
 """Beyond it the weight is unfolded too many times: ``expand`` does it once."""
-
-WARP_WORDS, TILE_TOKENS = 4, 8
-"""What a warp multiplies in one step: words of a row, and tokens of a matrix instruction."""
 
 
 @triton.jit
@@ -46,59 +45,6 @@ def _load_weights(
         live = inside & (row + 8 * slot < OUT)
         words = words + load_word(mask_ptr + 8 * slot, value_ptr + 16 * slot, live, PITCH * 2, CHUNKS, MASKED)
     return words
-
-
-@triton.jit
-def arrange_kernel(x_ptr, fragments_ptr, tokens, IN: tl.constexpr, RAGGED: tl.constexpr, PDL: tl.constexpr):
-    """fragments[tile, quad, piece, lane] = eight columns of token 8 tile + lane // 4 in word 4 quad + lane % 4; grid (quads, tiles).
-
-    Zeros past the last token and column.
-    """
-    lane = tl.arange(0, 128)
-    token = tl.program_id(1) * 8 + lane // 4 % 8
-    column = ((tl.program_id(0) * 4 + lane % 4) * 8 + lane // 32 * 2)[:, None] + tl.arange(0, 2)[None, :]
-    live = (token < tokens)[:, None]
-    if RAGGED:
-        live = live & (column < IN // 4)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    x = tl.load(x_ptr + (token * (IN // 4))[:, None] + column, mask=live, other=0)
-    place = ((tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)) * 128 + lane)[:, None] * 2 + tl.arange(0, 2)[None, :]
-    tl.store(fragments_ptr + place, x)
-
-
-@triton.jit
-def _load_tokens(
-    x_ptr, word, token, tokens, inside,
-    IN: tl.constexpr, WORDS: tl.constexpr, TILES: tl.constexpr,
-    ARRANGED: tl.constexpr, PARTIAL: tl.constexpr, MASKED: tl.constexpr, RAGGED: tl.constexpr,
-):  # fmt: skip
-    """For each of a lane's tokens, eight apart, the columns of its word as eight int64."""
-    x = ()
-    for tile in tl.static_range(TILES):
-        for piece in tl.static_range(4):
-            quad = (word * 8 + 2 * piece)[:, None] + tl.arange(0, 2)[None, :]
-            pointer = x_ptr + ((token + 8 * tile) * (IN // 4))[:, None] + quad
-            live = inside
-            if PARTIAL:
-                live = live & (token + 8 * tile < tokens)
-            if ARRANGED:
-                # A warp's 512 bytes lie together.
-                first = ((token // 8 + tile) * ((WORDS + 3) // 4) + word // 4) * 4 + piece
-                pointer = x_ptr + (first * 32 + token % 8 * 4 + word % 4)[:, None] * 2 + tl.arange(0, 2)[None, :]
-                if MASKED:
-                    loaded = tl.load(pointer, mask=(word < WORDS)[:, None], other=0)
-                else:
-                    loaded = tl.load(pointer)
-            elif RAGGED:
-                loaded = tl.load(pointer, mask=live[:, None] & (quad < IN // 4), other=0)
-            elif MASKED or PARTIAL:
-                loaded = tl.load(pointer, mask=live[:, None], other=0)
-            else:
-                loaded = tl.load(pointer)
-            x = x + tl.split(loaded)
-    return x
 
 
 @triton.jit
@@ -155,8 +101,8 @@ def tile_kernel(
     OUT: tl.constexpr, PITCH: tl.constexpr, IN: tl.constexpr, WORDS: tl.constexpr, SPLITS: tl.constexpr, CHUNKS: tl.constexpr,
     ROW_WARPS: tl.constexpr, WORD_WARPS: tl.constexpr, SLOTS: tl.constexpr, TILES: tl.constexpr,
     ARRANGED: tl.constexpr, GUARD: tl.constexpr, RAGGED: tl.constexpr, PARTIAL: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
-    BF16: tl.constexpr, NVIDIA: tl.constexpr, ROOM: tl.constexpr, UNFOLD: tl.constexpr, UNFOLD_LOWER: tl.constexpr,
-    MULTIPLY: tl.constexpr,
+    BF16: tl.constexpr, NVIDIA: tl.constexpr, MEMORY: tl.constexpr, AHEAD: tl.constexpr, ROOM: tl.constexpr,
+    UNFOLD: tl.constexpr, UNFOLD_LOWER: tl.constexpr, MULTIPLY: tl.constexpr,
 ):  # fmt: skip
     """y[split, token, r] = the split's share of (W x_token)[r]; grid (row blocks, splits, token blocks)."""
     PER_SPLIT: tl.constexpr = (WORDS + 4 * SPLITS - 1) // (4 * SPLITS) * 4
@@ -164,7 +110,7 @@ def tile_kernel(
     STEPS: tl.constexpr = (PER_SPLIT + BLOCK_WORDS - 1) // BLOCK_WORDS
     TOKENS: tl.constexpr = 8 * TILES
     # Columns of x for the next step too, where a thread has the registers.
-    AHEAD: tl.constexpr = NVIDIA and TILES * SLOTS <= 4
+    X_AHEAD: tl.constexpr = NVIDIA and TILES * SLOTS <= 4
     lane = tl.arange(0, 32 * ROW_WARPS * WORD_WARPS)
     warp = lane // 32
     first_row = tl.program_id(0) * (8 * SLOTS * ROW_WARPS)
@@ -198,48 +144,50 @@ def tile_kernel(
     if PDL:
         # x is the previous kernel's output, and what that one reads may be what this one writes; weights are neither.
         gdc_wait()
-    if AHEAD:
-        x = _load_tokens(quad_ptr, word, token, tokens, word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
-    for _ in range(0, STEPS - 1):
+    if X_AHEAD:
+        x = load_tokens(quad_ptr, word, token, tokens, word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
+    # Two steps a turn, so that what one of them loads need not be moved to where the other one reads it.
+    for _ in tl.range(0, STEPS - 1, loop_unroll_factor=2 if AHEAD else 1):
         # The next words, and their columns of x, are on their way while the current ones are unfolded.
         mask_ptr += BLOCK_WORDS * PITCH
         value_ptr += BLOCK_WORDS * CHUNKS * PITCH * 2
         later = _load_weights(mask_ptr, value_ptr, row, word + BLOCK_WORDS < end, OUT, PITCH, SLOTS, CHUNKS, GUARD)
-        if AHEAD:
+        if X_AHEAD:
             next_word = word + BLOCK_WORDS
-            next_x = _load_tokens(quad_ptr, next_word, token, tokens, next_word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
-            sums = _multiply(sums, words, x, room, SLOTS, TILES, CHUNKS, UNFOLD, UNFOLD_LOWER, MULTIPLY)
-            x = next_x
-        elif NVIDIA:
-            x = _load_tokens(quad_ptr, word, token, tokens, word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
+            next_x = load_tokens(quad_ptr, next_word, token, tokens, next_word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
+        if NVIDIA:
+            if AHEAD:
+                words = after_loads(words, SLOTS)
+            if not X_AHEAD:
+                x = load_tokens(quad_ptr, word, token, tokens, word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
             sums = _multiply(sums, words, x, room, SLOTS, TILES, CHUNKS, UNFOLD, UNFOLD_LOWER, MULTIPLY)
         else:
             sums = _multiply_plain(sums, words, x_ptr, word, first_token, tokens, word < end, IN, SLOTS, TOKENS, CHUNKS, BF16)
         word += BLOCK_WORDS
         words = later
+        if X_AHEAD:
+            x = next_x
     if PDL == 2:
         gdc_launch_dependents()
     if NVIDIA:
-        if not AHEAD:
-            x = _load_tokens(quad_ptr, word, token, tokens, word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
+        if not X_AHEAD:
+            x = load_tokens(quad_ptr, word, token, tokens, word < end, IN, WORDS, TILES, ARRANGED, PARTIAL, GUARD, RAGGED)
         sums = _multiply(sums, words, x, room, SLOTS, TILES, CHUNKS, UNFOLD, UNFOLD_LOWER, MULTIPLY)
     else:
         sums = _multiply_plain(sums, words, x_ptr, word, first_token, tokens, word < end, IN, SLOTS, TOKENS, CHUNKS, BF16)
     y_ptr += tl.program_id(1) * tokens * OUT
     if NVIDIA:
-        # Registers of a matrix instruction's sums: two tokens (2t and 2t + 1), at rows g and g + 8.
-        left = tl.arange(0, 32 * ROW_WARPS)[:, None]
-        register = tl.arange(0, 4)[None, :]
-        rows = first_row + left // 32 * (8 * SLOTS) + left // 4 % 8 + 8 * (register % 2)
-        columns = first_token + left % 4 * 2 + register // 2
-        for pair in tl.static_range(SLOTS // 2):
-            for tile in tl.static_range(TILES):
-                first = tl.join(sums[4 * (pair * TILES + tile)], sums[4 * (pair * TILES + tile) + 1])
-                joined = tl.join(first, tl.join(sums[4 * (pair * TILES + tile) + 2], sums[4 * (pair * TILES + tile) + 3]))
-                total = tl.sum(tl.reshape(joined, [WORD_WARPS, 32 * ROW_WARPS, 4]), 0)
-                found = (rows + 16 * pair < OUT) & (columns + 8 * tile < tokens)
-                place = (columns + 8 * tile) * OUT + rows + 16 * pair
-                tl.store(y_ptr + place, total.to(y_ptr.dtype.element_ty), mask=found)
+        REGISTERS: tl.constexpr = 2 * SLOTS * TILES
+        EACH: tl.constexpr = (REGISTERS + WORD_WARPS - 1) // WORD_WARPS
+        if WORD_WARPS > 1:
+            sums = sum_over_warps(sums, room, lane, REGISTERS, EACH, ROW_WARPS, WORD_WARPS, MEMORY)
+        for number in tl.static_range(EACH):
+            # Registers of a matrix instruction's sums: two tokens (2t and 2t + 1), at rows g and g + 8.
+            register = warp // ROW_WARPS * EACH + number
+            rows = first_row + warp % ROW_WARPS * (8 * SLOTS) + lane // 4 % 8 + register // 2 % 2 * 8 + register // (4 * TILES) * 16
+            columns = first_token + lane % 4 * 2 + register % 2 + register // 4 % TILES * 8
+            found = (register < REGISTERS) & (rows < OUT) & (columns < tokens)
+            tl.store(y_ptr + columns * OUT + rows, sums[number].to(y_ptr.dtype.element_ty), mask=found)
     else:
         rows = first_row + tl.arange(0, 8 * ROW_WARPS)[:, None] // 8 * (8 * SLOTS) + tl.arange(0, 8 * ROW_WARPS)[:, None] % 8
         columns = first_token + tl.arange(0, TOKENS)[None, :]
@@ -251,6 +199,13 @@ def tile_kernel(
 
 def _warps(config: Config) -> int:
     return config["block_out"] // config["warp_rows"] * config["block_words"] // WARP_WORDS
+
+
+def _room(config: Config, memory_rows: int) -> int:
+    """Bytes of shared memory in which a program's warps spread words, and then add their sums."""
+    warps = _warps(config)
+    registers = config["warp_rows"] * config["block_tokens"] // 32
+    return warps * max(REACH if memory_rows else 0, 128 * max(registers, config["block_words"] // WARP_WORDS))
 
 
 def _constexprs(problem: Problem, pitch: int, config: Config, nvidia: bool) -> dict[str, Any]:
@@ -279,7 +234,9 @@ def _constexprs(problem: Problem, pitch: int, config: Config, nvidia: bool) -> d
         "PDL": config["pdl"],
         "BF16": problem.dtype == torch.bfloat16,
         "NVIDIA": nvidia,
-        "ROOM": room_ptx(_warps(config)) if nvidia and memory_rows else "",
+        "MEMORY": memory_rows > 0,
+        "AHEAD": bool(config["ahead"]),
+        "ROOM": room_ptx(_room(config, memory_rows)) if nvidia else "",
         "UNFOLD": unfold_ptx(problem.pattern, memory_rows == 2) if nvidia else "",
         "UNFOLD_LOWER": unfold_ptx(problem.pattern, memory_rows > 0) if nvidia else "",
         "MULTIPLY": multiply_ptx(problem.dtype == torch.bfloat16) if nvidia else "",
@@ -296,30 +253,22 @@ def launch_parts(packed: PackedWeight, x: Tensor, parts: Tensor, config: Config)
         config: ``block_out`` rows and ``block_words`` mask words a program, of which a warp takes ``warp_rows`` (16 or 32) and 4 at a time,
             ``block_tokens`` tokens a program (all powers of two), ``splits`` of K, ``arranged`` 1 where a first kernel orders x as warps
             load it, ``pdl`` for dependent launch (0, or as in ``spmv/lane_row.py``), ``memory_rows`` of each two rows unfold through shared
-            memory (0, 1 or 2; in groups of 32), the others by permutes: two units of the GPU share the work.
+            memory (0, 1 or 2; in groups of 32), the others by permutes: two units of the GPU share the work; ``ahead`` 1 keeps a step's
+            loads before the work of the step before, for registers; with 0 the compiler places them, and other warps have to fill the time.
     """
     tokens, splits = len(x), config["splits"]
     narrow = (x.to(packed.dtype) if on_nvidia() else x).contiguous()
     if narrow.data_ptr() % 16:
         narrow = narrow.clone()
     problem = Problem(*packed.shape, packed.dtype, packed.pattern, 1, tokens=tokens)
-    read = _arranged(narrow, problem, config) if config["arranged"] and on_nvidia() else narrow
+    read = narrow
+    if config["arranged"] and on_nvidia():
+        read = arrange(narrow, triton.cdiv(tokens, config["block_tokens"]) * config["block_tokens"] // TILE_TOKENS, config["pdl"])
     grid = triton.cdiv(packed.out_features, config["block_out"]), splits, triton.cdiv(tokens, config["block_tokens"])
     tile_kernel[grid](
         packed.mask_words, packed.values.view(torch.int64), read, parts, tokens,
         **_constexprs(problem, packed.pitch, config, on_nvidia()), num_warps=_warps(config), launch_pdl=bool(config["pdl"]),
     )  # fmt: skip
-
-
-def _arranged(x: Tensor, problem: Problem, config: Config) -> Tensor:
-    """x ``[tokens, in]`` in the order in which warps read it, 16 bytes a lane."""
-    quads, tiles = triton.cdiv(problem.words, WARP_WORDS), triton.cdiv(problem.tokens, config["block_tokens"]) * config["block_tokens"] // 8
-    fragments = scratch("tokens of spmm/tile", (tiles, quads * 128 * 8), x.dtype, x.device)
-    arrange_kernel[quads, tiles](
-        x.view(torch.int64), fragments.view(torch.int64), problem.tokens, problem.in_features,
-        problem.in_features % (WARP_WORDS * WORD) != 0, config["pdl"], num_warps=4, launch_pdl=bool(config["pdl"]),
-    )  # fmt: skip
-    return fragments
 
 
 def constraint(problem: Problem) -> str | None:
@@ -335,44 +284,53 @@ def _block_tokens(problem: Problem) -> int:
     return min(32, max(TILE_TOKENS, triton.next_power_of_2(problem.tokens)))
 
 
+def _splits(problem: Problem) -> tuple[int, ...]:
+    """Parts of K: many where rows are few, since their sums cost less than multiprocessors that wait."""
+    return (8, 16) if problem.out_features < 4096 and problem.words >= 64 else (1,)
+
+
 def space(problem: Problem) -> list[Config]:
-    """Programs of two to sixteen warps, 6 to 40 warps an SM; K is split where rows are few, x shared by more rows where tokens are many."""
-    block_tokens = _block_tokens(problem)
+    """Programs of two to eight warps, 5 to 26 warps an SM; K is split where rows are few, warps take 32 rows too where tokens are many."""
+    block_tokens, few_rows = _block_tokens(problem), _splits(problem) != (1,)
+    many_tokens = block_tokens > TILE_TOKENS
     return [
         {"block_out": warp_rows * row_warps, "block_words": WARP_WORDS * word_warps, "warp_rows": warp_rows, "block_tokens": block_tokens,
-         "splits": splits, "arranged": arranged, "pdl": pdl, "memory_rows": memory_rows}
-        for warp_rows in (16, 32)
-        for row_warps, word_warps in ((1, 2), (2, 2), (1, 4), (2, 4), (1, 8), (2, 8), *(((4, 2), (4, 4)) if problem.tokens > 8 else ()))
-        for splits in ((1, 4) if problem.out_features < 4096 else (1,))
-        for arranged in (0, 1)
-        for pdl in ((0, 1) if problem.dependent_launch else (0,))
-        for memory_rows in ((0, 1) if problem.pattern and problem.pattern.group == WORD else (0,))
-        # More warps a program would leave a thread fewer registers than it needs.
-        if warp_rows * block_tokens * row_warps * word_warps <= 8192
-        and problem.words >= 2 * splits * WARP_WORDS * word_warps
-        and 6 <= problem.out_features / warp_rows * word_warps * splits / problem.sm_count <= 40
+         "splits": splits, "arranged": arranged, "pdl": pdl, "memory_rows": memory_rows, "ahead": ahead}
+        for warp_rows in ((16, 32) if block_tokens == 2 * TILE_TOKENS else (16,))
+        for row_warps, word_warps in ((1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2))
+        for splits in _splits(problem)
+        for arranged in ((1,) if many_tokens and not few_rows else (0, 1))
+        # Many short programs are best followed at their end: until then the next kernel's would take their place on a multiprocessor.
+        for pdl in ((0,) if not problem.dependent_launch else (2,) if few_rows else (0, 1))
+        for memory_rows in ((0, 1) if problem.pattern and problem.pattern.group == WORD and not many_tokens else (0,))
+        for ahead in ((1,) if few_rows else (0, 1))
+        if problem.words >= 2 * splits * WARP_WORDS * word_warps
+        and 5 <= problem.out_features / warp_rows * word_warps * splits / problem.sm_count <= 26
     ] or [default(problem)]  # fmt: skip
 
 
 def default(problem: Problem) -> Config:
-    """About 12 warps an SM without a search, all of a row's words in one program, at least two warps side by side along them.
+    """About 12 warps an SM without a search, two of them or more side by side along a row's words, or K in eight parts where rows are few.
 
-    A warp of 32 rows halves the loads of x, which are many where tokens are, and needs twice the rows for as many warps.
+    A warp of 32 rows halves the loads of x, which are many where tokens are, and needs twice the rows for as many warps; of more than 16
+    tokens it would need more registers than a thread has.
     """
     enough = 12 * problem.sm_count
-    warp_rows = 32 if problem.tokens > TILE_TOKENS and problem.out_features // 32 * 2 >= enough // 2 else 16
+    warp_rows = 32 if _block_tokens(problem) == 2 * TILE_TOKENS and problem.out_features // 32 * 2 >= enough // 2 else 16
     most = max(1, min(8, triton.next_power_of_2(problem.words) // (2 * WARP_WORDS)))
-    word_warps = min(most, max(2, 2 ** round(math.log2(enough * warp_rows / problem.out_features))))
+    splits = _splits(problem)[0]
+    word_warps = 1 if splits > 1 else min(most, max(2, 2 ** round(math.log2(enough * warp_rows / problem.out_features))))
     return {
         "block_out": 32 if word_warps <= 2 else warp_rows,
         "block_words": WARP_WORDS * word_warps,
         "warp_rows": warp_rows,
         "block_tokens": _block_tokens(problem),
-        "splits": 1,
-        "arranged": int(problem.tokens > TILE_TOKENS),
+        "splits": splits,
+        "arranged": int(problem.tokens > TILE_TOKENS and splits == 1),
         "pdl": 0,
         # Permutes have the most to do in the largest groups.
-        "memory_rows": int(problem.pattern is not None and problem.pattern.group == WORD),
+        "memory_rows": int(problem.pattern is not None and problem.pattern.group == WORD and problem.tokens <= TILE_TOKENS),
+        "ahead": 1,
     }
 
 

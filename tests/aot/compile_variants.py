@@ -115,9 +115,10 @@ def exchanges(lines: list[str]) -> int:
     """Instructions by which threads exchange data: shared memory, barriers, shuffles.
 
     A layout conversion that moves data becomes such instructions. One that only renames what a thread holds already stays in Triton's IR,
-    where it looks the same, and costs nothing. What a thread writes for itself (``spmm/permutes.py``) is no exchange.
+    where it looks the same, and costs nothing. What a thread writes for itself (``spmm/permutes.py``) is no exchange, nor is a barrier that
+    no thread takes part in (``spmm/warps.py``).
     """
-    moving = r"\b(?:ld|st)\S*\.shared(?!.*\[(?:room\+\d+|place)\])|\bbar(?:rier)?\.|\bshfl\."
+    moving = r"\b(?:ld|st)\S*\.shared(?!.*\[(?:room\+\d+|place)\])|(?<!@never )\bbar(?:rier)?\.|\bshfl\."
     return sum(bool(re.search(moving, line)) for line in lines)
 
 
@@ -149,6 +150,28 @@ def memory_of_a_thread(cubin: bytes) -> dict[str, int]:
     return dict(zip(("registers", "stack", "local"), map(int, found.groups()), strict=True))
 
 
+def late_loads(cubin: bytes) -> int:
+    """Loads from global memory behind the last matrix instruction of a loop, whose latency the next step would wait for in full."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = triton.knobs.nvidia.nvdisasm.path
+        text = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
+    lines = text.splitlines()
+    labels = {line.strip().rstrip(":"): number for number, line in enumerate(lines) if line.startswith(".L")}
+    late = 0
+    for number, line in enumerate(lines):
+        branch = re.search(r"\bBRA\S*\s.*?(\.L\w+)", line)
+        if branch and labels.get(branch[1], number) < number:
+            late += sum(" LDG" in step for step in _after_last(lines[labels[branch[1]] : number], "HMMA"))
+    return late
+
+
+def _after_last(lines: list[str], instruction: str) -> list[str]:
+    places = [number for number, line in enumerate(lines) if f" {instruction}" in line]
+    return lines[places[-1] :] if places else []
+
+
 def facts(compiled: Any) -> dict[str, Any]:
     """What the checks look at."""
     ptx = compiled.asm["ptx"]
@@ -160,6 +183,7 @@ def facts(compiled: Any) -> dict[str, Any]:
         "streamed_loads": streamed_loads(ptx),
         "bit_scans": ptx.count("bfind.u32"),
         "waits": ptx.count("griddepcontrol.wait"),
+        "late_loads": late_loads(compiled.asm["cubin"]) if "mma.sync" in ptx else 0,
         "products": ptx.count("mma.sync"),
         "misplaced_products": misplaced_products(compiled.asm["ttgir"]),
     }

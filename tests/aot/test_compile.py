@@ -43,6 +43,8 @@ def faults(row: dict[str, Any]) -> list[str]:
         found.append(f"a layout conversion inside a loop moves data between threads ({row['exchanges_in_loops']} instructions)")
     if row["misplaced_products"]:
         found.append(f"{row['misplaced_products']} matrix instructions on tiles that are not an element a thread")
+    if row["late_loads"] and row["config"].get("ahead"):
+        found.append(f"{row['late_loads']} loads of a loop come after the work that should hide their latency")
     if row["waits"] != bool(row["config"].get("pdl")):
         found.append(f"{row['waits']} waits for the kernel before")
     if row["variant"] not in NARROW and not on_matrix_units:
@@ -165,6 +167,7 @@ def test_every_fault_is_seen() -> None:
         "streamed_loads": {"4": 2, "16": 4},
         "waits": 1,
         "misplaced_products": 0,
+        "late_loads": 0,
     }
     dense = good | {"kernel": "dense", "variant": "gemv", "value_bytes": None, "streamed_loads": {"16": 8}}
     for row in (good, dense, good | {"streamed_loads": {"16": 4}}, good | {"variant": "portable", "streamed_loads": {"4": 1, "2": 16}}):
@@ -175,6 +178,7 @@ def test_every_fault_is_seen() -> None:
         (dense | {"exchanges_in_loops": 5}, "moves data between threads"),
         (good | {"waits": 0}, "0 waits"),
         (good | {"misplaced_products": 8}, "8 matrix instructions on tiles"),
+        (good | {"config": {"pdl": 1, "ahead": 1}, "late_loads": 3}, "3 loads of a loop come after the work"),
         (good | {"streamed_loads": {"4": 2, "8": 8}}, "not all values"),
         (good | {"streamed_loads": {"4": 2, "8": 2, "16": 3}}, "not all values"),
         (good | {"streamed_loads": {}}, "not all values"),

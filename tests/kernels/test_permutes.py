@@ -215,7 +215,7 @@ def test_a_warp_multiplies_sixteen_rows_by_eight_tokens() -> None:
 def test_lanes_of_two_warps_share_no_place_and_no_bank() -> None:
     pattern = Pattern(16, 32)
     pruned, (operands,) = packed_lanes(pattern, 64)
-    (rooms,) = run(room_ptx(2), [np.arange(64, dtype=np.uint64)], 1)
+    (rooms,) = run(room_ptx(2 * REACH), [np.arange(64, dtype=np.uint64)], 1)
     assert rooms.min() >= SPREAD and rooms.max() < SPREAD + 3 * REACH and (rooms % np.uint64(REACH)).max() < 128
     assert sorted(rooms[:32] // np.uint64(4) % np.uint64(32)) == list(range(32))
     quads = run(unfold_ptx(pattern, True), [rooms, *operands[1:]], QUADS, Memory(64, together=True))

@@ -12,7 +12,8 @@ from sdbench.kernels import registry
 from sdbench.kernels.launching import scratch
 from sdbench.kernels.spmm import auto_variant, config_for, spmm
 from sdbench.kernels.spmm.expand import Expanded, _constexprs, default, expand, expand_kernel, space, words_kernel
-from sdbench.kernels.spmm.tile import MOST_TOKENS, arrange_kernel
+from sdbench.kernels.spmm.tile import MOST_TOKENS
+from sdbench.kernels.spmm.tokens import arrange_kernel
 from sdbench.kernels.spmv import problem_of
 from sdbench.packing import stack_rows
 from sdbench.pattern import Pattern
@@ -171,15 +172,16 @@ def test_arranged_tokens_lie_as_warps_read_them(tokens: int, in_features: int, d
     ("block_out", "block_words", "warp_rows", "splits"), [(16, 4, 16, 1), (16, 8, 16, 2), (32, 4, 16, 3), (32, 8, 32, 1), (64, 16, 32, 2)]
 )
 @pytest.mark.parametrize(("tokens", "block_tokens"), [(3, 8), (11, 8), (16, 16), (20, 32)])
-@pytest.mark.parametrize("arranged", [0, 1])
+@pytest.mark.parametrize(("arranged", "ahead"), [(0, 1), (1, 1), (1, 0)])
 def test_configs_of_the_tiles(block_out: int, block_words: int, warp_rows: int, splits: int, tokens: int, block_tokens: int,
-                              arranged: int, device: torch.device) -> None:  # fmt: skip
+                              arranged: int, ahead: int, device: torch.device) -> None:  # fmt: skip
     """Warps side by side along rows and along words, splits and steps that do not divide the words, several blocks of tokens."""
     packed, pruned = problem(53, 360, Pattern(4, 8), torch.bfloat16, device)
     x = poisoned(tokens, 360, torch.bfloat16, device)
     y = torch.full((tokens, 53), math.nan, device=device)
     config = {"block_out": block_out, "block_words": block_words, "warp_rows": warp_rows, "block_tokens": block_tokens}
-    registry.find("spmm", "tile").launch(packed, x, y, {**config, "splits": splits, "arranged": arranged, "pdl": 0, "memory_rows": 0})
+    config |= {"splits": splits, "arranged": arranged, "pdl": 0, "memory_rows": 0, "ahead": ahead}
+    registry.find("spmm", "tile").launch(packed, x, y, config)
     assert within(relative_error(y, x.double() @ pruned.double().T), 1e-5)
 
 
