@@ -18,7 +18,7 @@ from sdbench.records import RunRecord
 from sdbench.results import lock_directory, strict_json
 from sdbench.suites.runs import read_run
 from sdbench.suites.sweep.executors import Executor
-from sdbench.suites.sweep.grid import Run, require_distinct, shown, varying
+from sdbench.suites.sweep.grid import Run, require_distinct, shown, used, varying
 from sdbench.suites.sweep.record import SCHEMA, Attempt, Call, Entry, SweepRecord, read_record
 from sdbench.suites.sweep.work import SDBENCH, Ended, Job
 from sdbench.words import counted
@@ -103,18 +103,23 @@ class _Sweep:
         found = _finished_and_begun(plan.folder)
         last = read_record(plan.folder)
         earlier = {entry.run: entry for entry in last.runs} if last else {}
+        names = varying(plan.runs)
         self.entries = [
-            _entry(run, arguments, plan.folder, found, earlier) for run, arguments in zip(plan.runs, plan.arguments, strict=True)
+            _entry(run, arguments, plan.folder, found, earlier, names) for run, arguments in zip(plan.runs, plan.arguments, strict=True)
         ]
+        calls = last.calls if last else []
+        for call in calls:
+            _if_running_killed(call)
         self.began = time.monotonic() - plan.checking_seconds
-        self.call = Call(started=_now(), jobs=executor.slots, checking_seconds=plan.checking_seconds, seconds=plan.checking_seconds)
+        checked = plan.checking_seconds
+        self.call = Call(started=_now(), jobs=executor.slots, checking_seconds=checked, seconds=checked, outcome="running")
         self.record = SweepRecord(
             schema=SCHEMA,
             grid=plan.file.name,
             executor=executor.name,
-            varying=varying(plan.runs),
+            varying=names,
             runs=self.entries,
-            calls=[*(last.calls if last else []), self.call],
+            calls=[*calls, self.call],
         )
         self.going: dict[Future[Ended], int] = {}
 
@@ -147,6 +152,8 @@ class _Sweep:
                 f"interrupted; {finished}, and the same command goes on",
                 ExitCode.INTERRUPTED,
             ) from error
+        self.call.outcome = "complete"
+        self._save()
         return self.record
 
     def _save(self) -> None:
@@ -157,6 +164,7 @@ class _Sweep:
         run, entry = self.plan.runs[index], self.entries[index]
         entry.outcome, entry.reason = "running", None
         entry.attempts.append(Attempt(started=_now()))
+        self.call.attempts += 1
         self._save()
         command = ["e2e", *run.arguments, f"--output={self.plan.folder / entry.run}"]
         log = (self.plan.folder / LOGS / f"{entry.run}.log").absolute()
@@ -167,7 +175,6 @@ class _Sweep:
         entry = self.entries[index]
         last = entry.attempts[-1]
         last.code, last.seconds, last.worker, last.device = ended.code, ended.seconds, ended.worker, ended.device
-        self.call.attempts += 1
         path = self.plan.folder / entry.run
         if _is_complete(path, self.plan.arguments[index]):
             entry.end("complete")
@@ -192,6 +199,7 @@ class _Sweep:
             # One that ended in the meantime is as good as any.
             complete = _is_complete(self.plan.folder / self.entries[index].run, self.plan.arguments[index])
             self.entries[index].end("complete" if complete else "interrupted", None if complete else "Ctrl-C")
+        self.call.outcome, self.call.reason = "interrupted", "Ctrl-C"
         self._save()
 
 
@@ -206,20 +214,29 @@ def _result(future: "Future[Ended]") -> Ended:
         return Ended(None, " ".join(str(error).split()), None, None, None)
 
 
-def _entry(run: Run, arguments: Arguments, folder: Path, found: Mapping[str, str], earlier: Mapping[str, Entry]) -> Entry:
+def _entry(
+    run: Run, arguments: Arguments, folder: Path, found: Mapping[str, str], earlier: Mapping[str, Entry], names: Sequence[str]
+) -> Entry:
     """A run as its directory leaves it: finished, begun or new."""
     # A grid that grew has given the run another name.
     name = found.get(_key(arguments), run.name)
     entry = earlier.get(name) or Entry(run=name, arguments={})
-    entry = entry.model_copy(update={"arguments": dict(run.values), "outcome": "waiting", "kept": False, "reason": None})
+    defaults = {key: used(key, arguments) for key in names if key not in run.values}
+    new = {"arguments": dict(run.values), "defaults": defaults, "outcome": "waiting", "kept": False, "reason": None}
+    entry = entry.model_copy(update=new)
     for attempt in entry.attempts:
-        if attempt.outcome == "running":
-            attempt.outcome, attempt.reason = "interrupted", "killed"
+        _if_running_killed(attempt)
     if _is_complete(folder / name, arguments):
         entry.outcome, entry.kept = "complete", True
     elif _key(arguments) not in found:
         _require_free(folder / name, arguments)
     return entry
+
+
+def _if_running_killed(one: Attempt | Call) -> None:
+    """What an earlier call left as running was killed with it: no other call is in this folder."""
+    if one.outcome == "running":
+        one.outcome, one.reason = "interrupted", "killed"
 
 
 def _finished_and_begun(folder: Path) -> dict[str, str]:

@@ -22,7 +22,8 @@ SPEAKS_FOR_ITSELF = ("model", "pattern", "calib", "method", "task")
 
 LONGEST_NAME = 120
 SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-
+FIDELITY = {"fidelity": "also", "fidelity-only": "only"}
+"""Switches that are one argument of a run, and its value where they are on."""
 
 Value = str | tuple[str, ...]
 """An option's value as it would be typed; several for an option that may be repeated."""
@@ -183,6 +184,19 @@ def varying(runs: Sequence[Run]) -> list[str]:
 def shown(value: Value | None) -> str:
     """A value for one cell or line; a dash for an option that is left to its default."""
     return "-" if value is None else value if isinstance(value, str) else "+".join(value)
+
+
+def used(key: str, arguments: Mapping[str, Any]) -> str:
+    """The value, as :func:`shown` would have it, that a run uses of an option which its grid leaves out.
+
+    Args:
+        key: The option's name.
+        arguments: All that the run's command makes of its command line.
+    """
+    value = arguments.get("fidelity") == FIDELITY[key] if key in FIDELITY else arguments.get(key.replace("-", "_"))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return shown(None if value is None else tuple(map(str, value)) if isinstance(value, list) else str(value))
 
 
 def _known(file: Path, where: str, key: str, known: Mapping[str, Any]) -> str:

@@ -28,10 +28,14 @@ class Attempt(BaseModel):
 
 
 class Entry(BaseModel):
-    """A run: its directory, its options as the grid has them, and its end; ``kept`` if it was finished before this sweep began."""
+    """A run: its directory, its options as the grid has them, and its end; ``kept`` if it was finished before this sweep began.
+
+    ``defaults`` has the values, as a line shows them, of options that it leaves out and other runs of the grid do not.
+    """
 
     run: str
     arguments: dict[str, Any]
+    defaults: dict[str, str] = {}
     outcome: Outcome = "waiting"
     kept: bool = False
     reason: str | None = None
@@ -49,13 +53,20 @@ class Entry(BaseModel):
 
 
 class Call(BaseModel):
-    """One call of the command: its wall time, in which the values were checked, runs at once, and attempts that ended."""
+    """One call of the command: runs at once, attempts that it began, and seconds, those in which the grid was checked among them.
+
+    The seconds of a call that was killed are those up to its last attempt's begin or end. ``outcome`` is ``complete`` where the call came
+    to its end, whatever its runs did; ``running`` also where it was killed and no later call has seen that; null in older records, whose
+    ``attempts`` are those that ended.
+    """
 
     started: str
     jobs: int
     checking_seconds: float
     seconds: float
     attempts: int = 0
+    outcome: Outcome | None = None
+    reason: str | None = None
 
 
 class SweepRecord(BaseModel):

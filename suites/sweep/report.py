@@ -1,6 +1,8 @@
 """All runs of a sweep in one table: a line a run and arm, with the options that vary."""
 
 import shlex
+from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,16 @@ from sdbench.words import counted
 
 
 def report(record: SweepRecord, folder: Path) -> Report:
-    """What ``sdbench sweep`` shows; a run without arms has one line with its outcome."""
+    """What ``sdbench sweep`` shows; a run without arms has one line with its outcome.
+
+    Columns that say nothing are left out of the table: outcomes where all are ``complete``, and figures that no arm has.
+    """
     axes = [Column(name, key=True) for name in record.varying]
     arms = [_arms(folder / entry.run) for entry in record.runs]
     cells, fidelity = [], []
     table: Table | None = None
     for entry, found in zip(record.runs, arms, strict=True):
-        place = [shown(entry.arguments.get(name)) for name in record.varying]
+        place = [shown(entry.arguments.get(name, entry.defaults.get(name))) for name in record.varying]
         rows = table_rows(found) or [["-"] * len(COLUMNS)]
         cells += [[*place, entry.outcome, *row] for row in rows]
         if one := fidelity_table(found):
@@ -33,6 +38,9 @@ def report(record: SweepRecord, folder: Path) -> Report:
     for entry, found in zip(document["runs"], arms, strict=True):
         entry["arms"] = [with_status(arm) for arm in found]
     columns = [*axes, Column("outcome"), *COLUMNS]
+    said = [not column.figure or any(row[number] != "-" for row in cells) for number, column in enumerate(columns)]
+    said[len(axes)] = record.count("complete") < len(record.runs)
+    columns, cells = list(compress(columns, said)), [list(compress(row, said)) for row in cells]
     records = [_record(entry, arm) for entry, found in zip(record.runs, arms, strict=True) for arm in found or [{}]]
     return Report(f"{record.grid}: {_counted(record)}", columns, cells, _lines(record, folder), document, records, more=more)
 
@@ -61,16 +69,21 @@ def _lines(record: SweepRecord, folder: Path) -> list[str]:
             lines.append(f"{entry.run}: complete in attempt {tries}" + (f", after: {before}" if before else ""))
     kept = sum(entry.kept for entry in runs)
     if kept:
-        lines.append(f"finished before this call, and kept: {kept}")
-    lines += [_how_long(call) for call in record.calls if call.attempts]
+        lines.append(f"finished before the last call, and kept: {kept}")
+    lines += [f"call {number}, of {_how_long(call)}" for number, call in enumerate(record.calls, start=1) if call.attempts]
     # Of a run that is not complete there may be no directory, or none that can be read.
     hint = [f"each complete run with its notes: sdbench report {shlex.quote(str(folder))}"]
     return [*lines, *(hint if any(entry.outcome == "complete" for entry in runs) else [])]
 
 
 def _how_long(call: Call) -> str:
-    took = f"{call.seconds:.0f} s, of which checking the grid took {call.checking_seconds:.0f}"
-    return f"{counted(call.attempts, 'attempt')}, {min(call.jobs, call.attempts)} at once, in {took}"
+    started = datetime.fromisoformat(call.started).astimezone(UTC)
+    end = {"interrupted": f", cut off ({call.reason})", "running": ", going on or killed"}.get(call.outcome or "", "")
+    # Of a call that could not say when it ended, the last attempt's begin or end is known.
+    more = " or more" if call.outcome == "running" or call.reason == "killed" else ""
+    attempts = f"{counted(call.attempts, 'attempt')} at runs, at most {min(call.jobs, call.attempts)} at once"
+    took = f"in {call.seconds:.0f} s{more}, of which checking the grid took {call.checking_seconds:.0f}"
+    return f"{started:%Y-%m-%d %H:%M} UTC{end}: {attempts}, {took}"
 
 
 def _record(entry: Entry, arm: Row) -> dict[str, Any]:

@@ -2,13 +2,11 @@
 
 import errno
 import json
-import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ import pytest
 from sdbench.errors import ExitCode, SdbenchError, UsageError
 from sdbench.suites.sweep import record as record_module
 from sdbench.suites.sweep.executors import LocalExecutor, RayExecutor
-from sdbench.suites.sweep.report import report
 from sdbench.suites.sweep.work import reason
 
 HERE = Path(__file__).parent
@@ -94,18 +91,6 @@ def test_a_full_disk_is_one_line_and_finished_runs_are_kept(plan, run, monkeypat
     assert calls and (plan("ok").folder / "ok_seed0" / "run.json").exists()
 
 
-def test_the_report_has_a_line_a_run_and_arm(plan, run):
-    asked = replace(plan("ok", "fail", retries=0), checking_seconds=41.4)
-    record, _ = run(asked, LocalExecutor(2))
-    made = report(record, asked.folder)
-    assert [column.name for column in made.columns][:3] == ["task", "outcome", "arm"]
-    assert [row[:5] for row in made.cells] == [["ok", "complete", "dense", "1/2", "2/2"], ["fail", "failed", "-", "-", "-"]]
-    assert made.lines[0] == "fail_seed0: failed after 1 attempt: no luck"
-    assert re.fullmatch(r"2 attempts, 2 at once, in (\d+) s, of which checking the grid took 41", made.lines[1])
-    assert 41 + max(entry.seconds for entry in record.runs) < record.calls[0].seconds < 41 + 60
-    assert [len(entry["arms"]) for entry in made.document["runs"]] == [1, 0]
-
-
 DRIVER = """
 import sys
 from pathlib import Path
@@ -148,6 +133,11 @@ def state(folder):
     return [(entry["run"], entry["outcome"]) for entry in runs], json.loads((folder / "slow" / "run.json").read_text())["outcome"]
 
 
+def calls(folder):
+    """How each call ended, and how many attempts it began."""
+    return [(call["outcome"], call["reason"], call["attempts"]) for call in json.loads((folder / "sweep.json").read_text())["calls"]]
+
+
 def finish(folder, executor="local"):
     """The same command again, which is told to go on."""
     (folder / "go").touch()
@@ -166,6 +156,7 @@ def test_ctrl_c_ends_the_runs_and_leaves_all_of_it_to_go_on(executor, tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and err.splitlines()[-1] == "interrupted; 1 of 2 runs finished, and the same command goes on"
     assert state(tmp_path) == ([("ok", "complete"), ("slow", "interrupted")], "interrupted")
+    assert calls(tmp_path) == [("interrupted", "Ctrl-C", 2)]
     finish(tmp_path, executor)
 
 
@@ -177,11 +168,13 @@ def test_a_driver_that_is_killed_leaves_no_run_behind_and_goes_on(executor, tmp_
     process.kill()
     process.wait()
     assert state(tmp_path) == ([("ok", "complete"), ("slow", "running")], "running")
+    assert calls(tmp_path) == [("running", None, 2)]
     if executor == "ray":
         time.sleep(5)  # its cluster notices and ends its workers
     finish(tmp_path, executor)
     attempts = json.loads((tmp_path / "sweep.json").read_text())["runs"][1]["attempts"]
     assert [(one["outcome"], one["reason"]) for one in attempts] == [("interrupted", "killed"), ("complete", None)]
+    assert calls(tmp_path) == [("interrupted", "killed", 2), ("complete", None, 1)]
 
 
 def test_two_sweeps_never_share_a_folder(plan, run, tmp_path):
