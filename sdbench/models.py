@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +14,10 @@ import accelerate
 import huggingface_hub
 import torch
 import transformers
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
+from sdbench import hub
 from sdbench.architectures import find_architecture
 from sdbench.checkpoint_files import PROVENANCE_FILE, CheckpointFiles
 from sdbench.devices import map_devices, unhook_linears
@@ -34,7 +33,6 @@ RANDOM = "random:"
 RANDOM_SEED = 0
 RANDOM_STD = 0.02
 
-_TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
@@ -242,6 +240,10 @@ def _is_path(spec: ModelSpec) -> bool:
     return spec.kind in ("folder", "gguf") or (spec.kind == "random" and not find_architecture(spec.source) and Path(spec.source).is_dir())
 
 
+def _is_of_hub(spec: ModelSpec) -> bool:
+    return spec.kind != "demo" and not _is_path(spec) and not (spec.kind == "random" and find_architecture(spec.source))
+
+
 def locate_model(spec: ModelSpec, tell: Callable[[str], None]) -> tuple[Path, ModelSpec]:
     """The folder or file that holds the model (unused for a known random architecture), and the spec with the hub's commit.
 
@@ -257,33 +259,25 @@ def locate_model(spec: ModelSpec, tell: Callable[[str], None]) -> tuple[Path, Mo
         from sdbench.demo import MODEL_DIR  # the demo's data sits above this module
 
         return MODEL_DIR, spec
-    if _is_path(spec) or (spec.kind == "random" and find_architecture(spec.source)):
+    if not _is_of_hub(spec):
         return Path(spec.source), spec
     tell(f"looking for {spec.source} on the hub, downloading what the cache lacks")
-    folder = _download(spec, weights=spec.kind != "random")
+    folder = hub.download(spec.source, spec.revision, weights=spec.kind != "random")
     return folder, replace(spec, revision=folder.name)
 
 
-def _download(spec: ModelSpec, *, weights: bool) -> Path:
-    what = f"model {spec.source!r}" + (f" at revision {spec.revision}" if spec.revision else "")
-    what += " (did you mean demo?)" if get_close_matches(spec.source, ["demo"]) else ""
-    try:
-        patterns = [*_TEXT_FILES, "*.safetensors"] if weights else _TEXT_FILES
-        # Sub-folders and consolidated files repeat the weights in other formats.
-        ignored = ["*/*", "consolidated*"]
-        return Path(
-            huggingface_hub.snapshot_download(spec.source, revision=spec.revision, allow_patterns=patterns, ignore_patterns=ignored)
-        )
-    except GatedRepoError as error:
-        raise SdbenchError(f"{what}: the hub wants you to accept its licence and log in first (hf auth login)") from error
-    except RevisionNotFoundError as error:
-        raise UsageError(f"{what}: the hub has the model, but not this revision") from error
-    except RepositoryNotFoundError as error:
-        raise UsageError(f"{what}: no such folder here, and no such (public) model on the hub") from error
-    except LocalEntryNotFoundError as error:
-        raise SdbenchError(f"{what}: no such folder here, not in the hub cache, and the hub cannot be reached (offline?)") from error
-    except Exception as error:
-        raise SdbenchError(f"{what}: the download failed: {_first_line(error)}") from error
+def require_model(spec: ModelSpec) -> None:
+    """Refuses a model that loading would not find, as loading would; opens no checkpoint and downloads nothing.
+
+    Args:
+        spec: From :func:`resolve_model`.
+
+    Raises:
+        UsageError: The hub does not have it.
+        SdbenchError: The hub cache does not have it, and the hub cannot be reached.
+    """
+    if _is_of_hub(spec) and (error := hub.missing(spec.source, spec.revision)):
+        raise error
 
 
 def _read_config(name: str, folder: Path) -> tuple[Any, Any]:

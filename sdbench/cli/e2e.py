@@ -15,6 +15,7 @@ from sdbench.cli.options import (
     SPREAD,
     device_map_option,
     device_option,
+    is_checking,
     json_option,
     min_speedup_option,
     model_dtype_option,
@@ -152,7 +153,7 @@ def command(
     from sdbench.devices import require_gpu, resolve_device, resolve_dtype
     from sdbench.environment import describe
     from sdbench.errors import CheckFailed, ExitCode, SdbenchError, UsageError
-    from sdbench.models import resolve_model
+    from sdbench.models import require_model, resolve_model
     from sdbench.pattern import Pattern
     from sdbench.progress import Progress
     from sdbench.results import strict_json, write_atomic
@@ -219,6 +220,10 @@ def command(
     unused = given_options(ABOUT_CALIBRATION) if not options.sources else []
     # Before anything is created or loaded: a wrong file leaves no trace.
     examples = load(options)
+    if is_checking():
+        # A run says so itself, once it has begun and loads it; runs of a grid would do so one by one.
+        for model_asked in filter(None, (spec, options.rival)):
+            require_model(model_asked)
     environment = describe(target if target.type == "cuda" else None)
     output = output or Path("results/local/e2e") / f"{datetime.now():%Y%m%d-%H%M%S-%f}"
     with run_directory(output, "e2e", options.arguments(), environment) as directory, Progress() as progress:

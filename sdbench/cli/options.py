@@ -164,6 +164,11 @@ def checking() -> Iterator[None]:
         _checking.reset(token)
 
 
+def is_checking() -> bool:
+    """Whether the command is called inside :func:`checking`."""
+    return _checking.get()
+
+
 @contextmanager
 def run_directory(
     output: Path | None, command: str, arguments: dict[str, Any], environment: dict[str, Any]
@@ -180,7 +185,7 @@ def run_directory(
         SdbenchError: Ctrl-C, or a GPU without room, once the run directory has recorded it; says where the finished rows are.
         Checked: Inside :func:`checking`.
     """
-    if _checking.get():
+    if is_checking():
         raise Checked(arguments)
     from torch import OutOfMemoryError
 

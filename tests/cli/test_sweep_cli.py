@@ -42,6 +42,16 @@ def test_a_wrong_value_is_one_line_before_anything_starts(text, messages, sdbenc
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("option", ["model", "compare-model"])
+def test_a_model_that_is_not_there_is_one_line_before_anything_starts(option, sdbench, grid, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    done = sdbench("sweep", grid(f"axes: {{{option}: [nonsense/path]}}\n" + SHORT.replace("model: demo, ", "")), "--output", "out")
+    missing = "model 'nonsense/path': no such folder here, not in the hub cache, and the hub cannot be reached (offline?)"
+    done.refuses(1, f"grid.yaml: {option}: nonsense/path: {missing}")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
