@@ -8,12 +8,18 @@ from sdbench.errors import UsageError
 
 Entry = TypeVar("Entry")
 
+FEW = 20
+"""Names that a line may list."""
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error message: the names closest to ``name``, or every name where none is close."""
+    """The end of an error message: the names closest to ``name``; where none is close every name, or the nearest where those are many."""
     names = list(dict.fromkeys(known))
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names) or 'none'}"
+    if close := difflib.get_close_matches(name, names, n=3, cutoff=0.6):
+        return f"did you mean {' or '.join(close)}?"
+    if len(names) > FEW:
+        return f"the nearest of {len(names)}: {', '.join(difflib.get_close_matches(name, names, n=3, cutoff=0))}"
+    return f"known: {', '.join(names) or 'none'}"
 
 
 def lookup(kind: str, name: str, registry: Mapping[str, Entry]) -> Entry:

@@ -15,8 +15,13 @@ from sdbench.words import counted
 if TYPE_CHECKING:
     from sdbench.suites.sweep.grid import Option
 
-NOT_OF_A_RUN = ("output", "json", "plot", "min-speedup", "help")
-"""Options of e2e that a grid cannot set: the sweep decides where a run goes and what is printed."""
+NOT_OF_A_RUN = {
+    "output": "a sweep names its runs' folders itself, in its own --output",
+    "json": "a sweep prints for its runs; give --json to 'sdbench sweep'",
+    "plot": "one file cannot hold the plots of all runs; 'sdbench report FOLDER --html FILE' draws them",
+    "min-speedup": "a slow run is no failed one; read 'x dense' in the sweep's table or its --json",
+}
+"""Options of e2e that a grid cannot set, since the sweep decides where a run goes, what is printed and what has failed -> what to do."""
 
 
 @click.command("sweep")
@@ -62,7 +67,7 @@ def command(grid: Path, output: Path | None, executor: str, ray_address: str | N
 
     if ray_address and executor != "ray":
         raise UsageError("--ray-address is of --executor ray; give both")
-    runs = expand(grid, read_grid(grid), run_options())
+    runs = expand(grid, read_grid(grid), run_options(), NOT_OF_A_RUN)
     folder = output or Path("results/local/sweep") / grid.stem
     place = RayExecutor(ray_address, jobs) if executor == "ray" else LocalExecutor(jobs)
     # Ray prints to stdout what becomes of its processes; each run's record says it, and stdout is for the results.

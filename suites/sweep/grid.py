@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import yaml
@@ -144,17 +145,22 @@ def read_grid(file: Path) -> Grid:
         raise UsageError(f"{file}: {first_fault(error)}") from error
 
 
-def expand(file: Path, grid: Grid, known: Mapping[str, Option]) -> list[Run]:
+def expand(file: Path, grid: Grid, known: Mapping[str, Option], refused: Mapping[str, str] = MappingProxyType({})) -> list[Run]:
     """The grid's runs, in the order of its axes, the last one fastest.
 
     Args:
         file: Where it stands, for messages.
         grid: Its contents.
         known: The command's options by name.
+        refused: Others that it has and a grid cannot set -> why not.
 
     Raises:
-        UsageError: An unknown option; one that is an axis and fixed; several values where there is one; nothing left to run.
+        UsageError: An unknown or refused option; one that is an axis and fixed; several values where there is one; nothing left to run.
     """
+    for where, keys in [("axes", grid.axes), ("options", grid.options), *(("include", entry) for entry in grid.include)]:
+        for name in (key.replace("_", "-") for key in keys):
+            if name in refused:
+                raise UsageError(f"{file}: {name} in {where}: {refused[name]}")
     axes = {_known(file, "axes", key, known): values for key, values in grid.axes.items()}
     fixed = {_known(file, "options", key, known): value for key, value in grid.options.items()}
     if both := [key for key in axes if key in fixed]:

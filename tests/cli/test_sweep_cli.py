@@ -24,7 +24,7 @@ def grid(tmp_path):
 def test_a_grid_may_set_every_option_of_e2e_but_those_of_the_sweep():
     known = run_options()
     assert {"model", "pattern", "calib", "method", "seed", "task", "fidelity-only"} <= known.keys()
-    assert not known.keys() & set(NOT_OF_A_RUN)
+    assert not known.keys() & {*NOT_OF_A_RUN, "help"}
     assert known["calib"].multiple and known["sequential"].switch and known["compile-baseline"].off == "--no-compile-baseline"
 
 
@@ -40,6 +40,19 @@ def test_a_wrong_value_is_one_line_before_anything_starts(text, messages, sdbenc
     done = sdbench("sweep", grid(text + SHORT), "--output", "out")
     done.refuses(2, *messages)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("patern", "did you mean pattern?"),
+        ("examples", f"the nearest of {len(run_options())}: validation-examples, calibration-examples, equal-tokens"),
+        ("rate", f"the nearest of {len(run_options())}: pattern, temperature, rate-repeats"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_nearest(key, nearest, sdbench, grid):
+    done = sdbench("sweep", grid(f"axes: {{seed: [0]}}\noptions: {{{key}: 1}}\n"))
+    done.refuses(2, f"grid.yaml: unknown key {key!r} in options; {nearest}")
 
 
 @pytest.mark.parametrize("option", ["model", "compare-model"])
@@ -66,7 +79,10 @@ def test_a_wrong_command_is_one_line(arguments, message, sdbench, grid):
 
 
 def test_options_of_the_sweep_and_single_gpus_are_no_axes(sdbench, grid):
-    sdbench("sweep", grid("axes: {output: [a]}\n")).refuses(2, "unknown key 'output' in axes")
+    why = "a sweep names its runs' folders itself, in its own --output"
+    sdbench("sweep", grid("axes: {output: [a]}\n")).refuses(2, f"grid.yaml: output in axes: {why}")
+    sdbench("sweep", grid("axes: {seed: [0]}\noptions: {output: a}\n")).refuses(2, f"grid.yaml: output in options: {why}")
+    sdbench("sweep", grid("axes: {seed: [0]}\ninclude: [{min_speedup: 1}]\n")).refuses(2, "grid.yaml: min-speedup in include: ")
     sdbench("sweep", grid("axes: {device: [cuda:1]}\n")).refuses(2, "device: cuda:1: each run is given a GPU of its own")
 
 
