@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sdbench.suites.runs import Report
 
 ONE_RUN = ("csv", "json")
-"""Formats in which two runs would make a file that nothing reads."""
+"""Formats in which two runs would make a file that nothing reads; a sweep's folder makes one of all its runs."""
 
 
 @click.command("report")
@@ -45,14 +45,15 @@ def command(
 ) -> None:
     """Show runs again: tables, sums and notes from their run directories.
 
-    RUN is a folder that --output of e2e, kernels, tune or decode wrote, or --run-directory of prune, or that of a sweep, for all of its
-    complete runs. Above each table stands what ran where, at which commit, and how it ended; a run that failed, was interrupted or is still
-    going on is shown as far as it got, and says so. Nothing is measured.
+    RUN is a folder that --output of e2e, kernels, tune or decode wrote, or --run-directory of prune. Above each table stands what ran
+    where, at which commit, and how it ended; a run that failed, was interrupted or is still going on is shown as far as it got, and says
+    so. A sweep's folder gives the table of all its runs, and below it, but for csv and json, each complete one. Nothing is measured.
 
     \b
     sdbench report run
     sdbench report run another --format markdown >> summary.md
     sdbench report run --format csv --output rows.csv
+    sdbench report results/local/sweep/grid --format csv
     sdbench report run --plot roofline.svg
     sdbench report run another --html report.html
     """
@@ -60,22 +61,27 @@ def command(
     from sdbench.suites.plots import check_plot, require_matplotlib, save_plot
     from sdbench.suites.reports import render
     from sdbench.suites.runs import read_run
-    from sdbench.suites.sweep.record import runs_named
+    from sdbench.suites.sweep.record import runs_named, sweeps_named
+    from sdbench.suites.sweep.report import report as sweep_report
 
     if as_json:
         if form != "json" and is_given("form"):
             raise UsageError(f"--json is --format json, and --format {form} is given; leave one out")
         form = "json"
     named, notes = runs_named(runs)
-    if len(named) > 1 and form in ONE_RUN:
+    sweeps = sweeps_named(runs)
+    one_sweep = form in ONE_RUN and len(runs) == len(sweeps) == 1
+    if len(named) > 1 and form in ONE_RUN and not one_sweep:
         raise UsageError(f"--format {form} holds one run, and {len(named)} are given; call it once for each")
-    for note in notes:
+    for note in notes if html or not one_sweep else ():
         print(note, file=sys.stderr)
     saved = [read_run(path) for path in named]
     reports = [render(run) for run in saved]
+    tables = [sweep_report(record, folder) for folder, record in sweeps]
+    shown = tables if one_sweep else [*tables, *reports]
     for option, file in (("--output", output), ("--html", html)):
         if file:
-            _require_free(option, file, named, force)
+            _require_free(option, file, [*named, *(folder for folder, _ in sweeps)], force)
     if html:
         require_matplotlib("--html")
         if output and output.absolute() == html.absolute():
@@ -92,11 +98,11 @@ def command(
         _write(html, page(list(zip(saved, reports, strict=True))))
         print(f"wrote {html}", file=sys.stderr)
     if output:
-        _write(output, _text(reports, form))
+        _write(output, _text(shown, form))
     elif form == "text":
-        _show(reports)
+        _show(shown)
     else:
-        sys.stdout.write(_text(reports, form))
+        sys.stdout.write(_text(shown, form))
     if plot:
         from sdbench.suites.kernels.plot import draw
 
@@ -109,8 +115,9 @@ def _require_free(option: str, file: Path, runs: Sequence[Path], force: bool) ->
     """Refuses a file that is there, or is the run's own."""
     from sdbench.errors import UsageError
     from sdbench.suites.runs import RUN_FILES
+    from sdbench.suites.sweep.record import SWEEP_FILE
 
-    if any(file.absolute().parent == path.absolute() and file.name in RUN_FILES for path in runs):
+    if any(file.absolute().parent == path.absolute() and file.name in (*RUN_FILES, SWEEP_FILE) for path in runs):
         raise UsageError(f"{option} {file} is a file of the run itself; name another")
     if file.exists() and not force:
         raise UsageError(f"{option} {file} is there already; --force replaces it")

@@ -1,5 +1,6 @@
 """``sdbench sweep``: a grid of end-to-end runs."""
 
+import shlex
 import time
 from contextlib import redirect_stdout
 from io import StringIO
@@ -80,6 +81,9 @@ def command(grid: Path, output: Path | None, executor: str, ray_address: str | N
         finally:
             place.stop()
     print_result(report(done, folder), as_json)
+    # Of a run that is not complete there may be no directory, or none that can be read.
+    if done.count("complete") and not as_json:
+        print(f"each complete run with its notes: sdbench report {shlex.quote(str(folder))}")
     failed = [entry for entry in done.runs if entry.outcome == "failed"]
     if failed:
         first = f"{failed[0].run} ({failed[0].reason})"

@@ -103,6 +103,18 @@ def read_record(folder: Path) -> SweepRecord | None:
         return None
 
 
+def sweeps_named(paths: Sequence[Path]) -> list[tuple[Path, SweepRecord]]:
+    """The sweeps whose folders a command line names.
+
+    Args:
+        paths: Run directories and folders of sweeps.
+
+    Raises:
+        SdbenchError: A sweep's record is damaged.
+    """
+    return [(path, _record_of(path)) for path in paths if _is_sweep(path)]
+
+
 def runs_named(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Run directories that a command line names, where a sweep's folder stands for its complete runs.
 
@@ -122,12 +134,10 @@ def runs_named(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     for path in paths:
         if path.name == SWEEP_FILE and len(paths) > 1:
             continue
-        if not (path / SWEEP_FILE).is_file() or (path / "run.json").is_file():
+        if not _is_sweep(path):
             found.append(path)
             continue
-        record = read_record(path)
-        if record is None:
-            raise SdbenchError(f"{path / SWEEP_FILE} is no {SCHEMA} record; the sweep's own command writes it again, or name its runs")
+        record = _record_of(path)
         complete = [entry for entry in record.runs if entry.outcome == "complete"]
         others = [f"{entry.run} ({entry.outcome})" for entry in record.runs if entry.outcome != "complete"]
         if not complete:
@@ -136,3 +146,14 @@ def runs_named(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         if others:
             notes.append(f"{path}: left out as not complete: {', '.join(others)}")
     return found, notes
+
+
+def _is_sweep(path: Path) -> bool:
+    return (path / SWEEP_FILE).is_file() and not (path / "run.json").is_file()
+
+
+def _record_of(path: Path) -> SweepRecord:
+    record = read_record(path)
+    if record is None:
+        raise SdbenchError(f"{path / SWEEP_FILE} is no {SCHEMA} record; the sweep's own command writes it again, or name its runs")
+    return record

@@ -1,10 +1,8 @@
 """All runs of a sweep in one table: a line a run and arm, with the options that vary."""
 
-import shlex
 from datetime import UTC, datetime
 from itertools import compress
 from pathlib import Path
-from typing import Any
 
 from sdbench.errors import SdbenchError
 from sdbench.results import with_status
@@ -12,22 +10,27 @@ from sdbench.suites.e2e.report import COLUMNS, table_rows
 from sdbench.suites.e2e.tables import fidelity_table
 from sdbench.suites.runs import Report, Row, Table, measured, read_run
 from sdbench.suites.sweep.grid import shown
-from sdbench.suites.sweep.record import Call, Entry, SweepRecord
+from sdbench.suites.sweep.record import Call, SweepRecord
 from sdbench.tables import Column
 from sdbench.words import counted
 
 
 def report(record: SweepRecord, folder: Path) -> Report:
-    """What ``sdbench sweep`` shows; a run without arms has one line with its outcome.
+    """The table of all runs that ``sdbench sweep`` and ``sdbench report`` of its folder show.
 
-    Columns that say nothing are left out of the table: outcomes where all are ``complete``, and figures that no arm has.
+    A run without arms has one line with its outcome. Columns that say nothing are left out: outcomes where all are ``complete``, and
+    figures that no arm has.
+
+    Args:
+        record: The sweep's.
+        folder: Where its runs are; an unreadable one is shown without arms.
     """
     axes = [Column(name, key=True) for name in record.varying]
     arms = [_arms(folder / entry.run) for entry in record.runs]
     cells, fidelity = [], []
     table: Table | None = None
-    for entry, found in zip(record.runs, arms, strict=True):
-        place = [shown(entry.arguments.get(name, entry.defaults.get(name))) for name in record.varying]
+    places = [[shown(entry.arguments.get(name, entry.defaults.get(name))) for name in record.varying] for entry in record.runs]
+    for entry, place, found in zip(record.runs, places, arms, strict=True):
         rows = table_rows(found) or [["-"] * len(COLUMNS)]
         cells += [[*place, entry.outcome, *row] for row in rows]
         if one := fidelity_table(found):
@@ -41,8 +44,12 @@ def report(record: SweepRecord, folder: Path) -> Report:
     said = [not column.figure or any(row[number] != "-" for row in cells) for number, column in enumerate(columns)]
     said[len(axes)] = record.count("complete") < len(record.runs)
     columns, cells = list(compress(columns, said)), [list(compress(row, said)) for row in cells]
-    records = [_record(entry, arm) for entry, found in zip(record.runs, arms, strict=True) for arm in found or [{}]]
-    return Report(f"{record.grid}: {_counted(record)}", columns, cells, _lines(record, folder), document, records, more=more)
+    records = [
+        {"run": entry.run, "outcome": entry.outcome, "axes": dict(zip(record.varying, place, strict=True)), **arm}
+        for entry, place, found in zip(record.runs, places, arms, strict=True)
+        for arm in found or [{}]
+    ]
+    return Report(f"{record.grid}: {_counted(record)}", columns, cells, _lines(record), document, records, more=more)
 
 
 def _arms(path: Path) -> list[Row]:
@@ -57,7 +64,7 @@ def _counted(record: SweepRecord) -> str:
     return f"{counted(len(record.runs), 'run')}, " + ", ".join(f"{n} {name}" for name, n in counts.items())
 
 
-def _lines(record: SweepRecord, folder: Path) -> list[str]:
+def _lines(record: SweepRecord) -> list[str]:
     lines = []
     runs = record.runs
     for entry in runs:
@@ -70,10 +77,7 @@ def _lines(record: SweepRecord, folder: Path) -> list[str]:
     kept = sum(entry.kept for entry in runs)
     if kept:
         lines.append(f"finished before the last call, and kept: {kept}")
-    lines += [f"call {number}, of {_how_long(call)}" for number, call in enumerate(record.calls, start=1) if call.attempts]
-    # Of a run that is not complete there may be no directory, or none that can be read.
-    hint = [f"each complete run with its notes: sdbench report {shlex.quote(str(folder))}"]
-    return [*lines, *(hint if any(entry.outcome == "complete" for entry in runs) else [])]
+    return lines + [f"call {number}, of {_how_long(call)}" for number, call in enumerate(record.calls, start=1) if call.attempts]
 
 
 def _how_long(call: Call) -> str:
@@ -84,7 +88,3 @@ def _how_long(call: Call) -> str:
     attempts = f"{counted(call.attempts, 'attempt')} at runs, at most {min(call.jobs, call.attempts)} at once"
     took = f"in {call.seconds:.0f} s{more}, of which checking the grid took {call.checking_seconds:.0f}"
     return f"{started:%Y-%m-%d %H:%M} UTC{end}: {attempts}, {took}"
-
-
-def _record(entry: Entry, arm: Row) -> dict[str, Any]:
-    return {"run": entry.run, "outcome": entry.outcome, **arm}
