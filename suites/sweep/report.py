@@ -69,7 +69,9 @@ def _lines(record: SweepRecord) -> list[str]:
     runs = record.runs
     for entry in runs:
         tries = len(entry.attempts)
-        if entry.outcome not in ("complete", "waiting"):
+        if entry.outcome == "running":
+            lines.append(f"{entry.run}: going on or killed in attempt {tries}")
+        elif entry.outcome in ("failed", "interrupted"):
             lines.append(f"{entry.run}: {entry.outcome} after {counted(tries, 'attempt')}: {entry.reason}")
         elif entry.outcome == "complete" and tries > 1:
             before = "; ".join(dict.fromkeys(str(attempt.reason) for attempt in entry.attempts if attempt.reason))

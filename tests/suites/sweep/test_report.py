@@ -88,3 +88,9 @@ def test_a_call_says_of_what_its_numbers_are_and_how_it_ended(outcome, reason, t
     lines = report(record, Path("sweep")).lines
     # A call that found nothing to do has a number, and no line.
     assert [line for line in lines if line.startswith("call")] == [f"call 2, of 2026-11-29 10:12 UTC{told}"]
+
+
+def test_a_run_of_a_sweep_that_is_going_on_or_was_killed(plan, run):
+    record, _ = run(plan("ok"))
+    record.runs[0].outcome = record.runs[0].attempts[-1].outcome = "running"
+    assert report(record, Path("sweep")).lines[0] == "ok_seed0: going on or killed in attempt 1"
