@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,8 +69,17 @@ def load_examples(path: Path | str, answers: bool = True) -> list[Example]:
         SdbenchError: The file is missing, empty, not of that form (file, line and fault named), or repeats an id.
         UsageError: It is an official test split by its name or by a record's ``"split": "test"``.
     """
+    file = Path(path)
+    refuse_test_name(file)
+    return list(_examples(_read(file), file, answers))
+
+
+@lru_cache(maxsize=8)
+def _examples(content: bytes, file: Path, answers: bool) -> tuple[Example, ...]:
+    """Parsed once a content: a manifest's check and all runs of a grid read the same files."""
     model, form = (_AnsweredRecord, FORMAT) if answers else (Record, QUESTIONS)
-    return [Example(name, record.question, record.answer, record.grading) for _, name, record in read_records(Path(path), model, form)]
+    found = _records(content, file, model, form)
+    return tuple(Example(name, record.question, record.answer, record.grading) for _, name, record in found)
 
 
 def read_records(file: Path, model: type[AnyRecord], form: str) -> Iterator[tuple[str, str, AnyRecord]]:
@@ -85,9 +95,13 @@ def read_records(file: Path, model: type[AnyRecord], form: str) -> Iterator[tupl
         UsageError: See there.
     """
     refuse_test_name(file)
+    yield from _records(_read(file), file, model, form)
+
+
+def _records(content: bytes, file: Path, model: type[AnyRecord], form: str) -> Iterator[tuple[str, str, AnyRecord]]:
     names: set[str] = set()
     # Only b"\n" ends a line: str.splitlines would also break at U+2028 and U+0085 inside a text.
-    for number, line in enumerate(_read(file).split(b"\n"), start=1):
+    for number, line in enumerate(content.split(b"\n"), start=1):
         if not line.strip():
             continue
         record = _parse(line, f"{file}, line {number}", model, form)

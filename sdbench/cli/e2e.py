@@ -13,6 +13,7 @@ from sdbench.cli.options import (
     DEMO_MAX_TOKENS,
     MAX_TOKENS,
     SPREAD,
+    Checked,
     device_map_option,
     device_option,
     is_checking,
@@ -24,7 +25,7 @@ from sdbench.cli.options import (
     run_directory,
 )
 from sdbench.cli.printing import print_report
-from sdbench.cli.profiles import changed, given_options, is_given, profile_option
+from sdbench.cli.profiles import changed, given_options, is_given, profile_option, unused_prompt_tokens
 from sdbench.cli.tasks import find_data, task_options
 
 if TYPE_CHECKING:
@@ -224,6 +225,7 @@ def command(
         # A run says so itself, once it has begun and loads it; runs of a grid would do so one by one.
         for model_asked in filter(None, (spec, options.rival)):
             require_model(model_asked)
+        raise Checked(options.arguments())
     environment = describe(target if target.type == "cuda" else None)
     output = output or Path("results/local/e2e") / f"{datetime.now():%Y%m%d-%H%M%S-%f}"
     with run_directory(output, "e2e", options.arguments(), environment) as directory, Progress() as progress:
@@ -231,6 +233,8 @@ def command(
         if unused:
             change = "changes" if len(unused) == 1 else "change"
             progress.note(f"--method {options.method} needs no calibration: {', '.join(unused)} {change} nothing")
+        for line in unused_prompt_tokens(spec.kind):
+            progress.note(line)
         outcome = run(options, examples, directory, progress)
         if directory:
             directory.add_row({"record": "model", "model": spec.name, "reason": spec.reason})

@@ -144,7 +144,7 @@ def products_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Checked(Exception):
-    """What a command was given is right: raised in place of opening its run directory inside :func:`checking`."""
+    """What ``e2e`` was given is right: raised before it looks at the machine and opens its run directory, inside :func:`checking`."""
 
     def __init__(self, arguments: dict[str, Any]):
         super().__init__("checked")
@@ -156,7 +156,7 @@ _checking = ContextVar("checking", default=False)
 
 @contextmanager
 def checking() -> Iterator[None]:
-    """Commands that are called inside check all that they were given and raise :class:`Checked`, before anything is created or loaded."""
+    """``e2e``, called inside, checks all that it was given and raises :class:`Checked`, before anything is created or loaded."""
     token = _checking.set(True)
     try:
         yield
@@ -183,10 +183,7 @@ def run_directory(
 
     Raises:
         SdbenchError: Ctrl-C, or a GPU without room, once the run directory has recorded it; says where the finished rows are.
-        Checked: Inside :func:`checking`.
     """
-    if is_checking():
-        raise Checked(arguments)
     from torch import OutOfMemoryError
 
     from sdbench.results import RunDirectory

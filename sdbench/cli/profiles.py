@@ -25,6 +25,11 @@ def is_given(name: str) -> bool:
     return get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
+def unused_prompt_tokens(kind: str) -> list[str]:
+    """A line where ``--prompt-tokens`` is given and a model of some kind brings its own prompts; none where it counts."""
+    return ["--prompt-tokens is about random: models, and changes nothing here"] if kind != "random" and is_given("prompt_tokens") else []
+
+
 def given_options(names: Collection[str]) -> list[str]:
     """Options of the running command, of these names, that the command line itself gives, as they are typed."""
     return [option.opts[0] for option in get_current_context().command.params if option.name in names and is_given(option.name)]

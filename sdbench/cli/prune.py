@@ -20,7 +20,7 @@ from sdbench.cli.options import (
     model_option,
     no_room,
 )
-from sdbench.cli.profiles import given_options
+from sdbench.cli.profiles import given_options, unused_prompt_tokens
 from sdbench.cli.pruned import prune_document, prune_lines, shard_lines
 
 FILE = click.Path(path_type=Path)
@@ -189,6 +189,8 @@ def command(
             Progress() as progress,
         ):
             progress.note(f"model: {spec.name} ({spec.reason})")
+            for line in unused_prompt_tokens(spec.kind):
+                progress.note(line)
             if directory.rows:
                 progress.note(f"going on with what is in {work}")
             if shard and statistics:
@@ -203,6 +205,11 @@ def command(
         raise SdbenchError(f"interrupted; the same command goes on with what is in {work}", ExitCode.INTERRUPTED) from error
     except OutOfMemoryError as error:
         raise no_room(error, "prune", f"what is finished is in {work}") from error
+    except SdbenchError:
+        # A first attempt that finished nothing has left no folder.
+        if work.is_dir():
+            click.echo(f"what is finished is in {work}, and the same command goes on with it", err=True)
+        raise
     if run_directory:
         # It may be the user's, with other files in it.
         for file in outcome.files:

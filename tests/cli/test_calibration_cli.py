@@ -91,3 +91,10 @@ def test_options_about_calibration():
     """All that every command with calibration has, and nothing that prune takes for a method without."""
     common = {option.name for option in calibration_options(lambda **_: None).__click_params__}
     assert common < ABOUT_CALIBRATION and not ABOUT_CALIBRATION & WITHOUT_CALIBRATION
+
+
+@pytest.mark.parametrize("command", ["e2e", "prune"])
+def test_a_prompt_length_of_a_model_with_prompts_is_told(command, sdbench, checkpoint):
+    call = ("--model", checkpoint(), "--calibration-examples", 1, "--max-tokens", 4, "--prompt-tokens", 9, "--output", "out")
+    done = sdbench(command, *call, *(("--validation-examples", 1, "--rate-repeats", 0) if command == "e2e" else ()))
+    assert done.code == 0 and "--prompt-tokens is about random: models, and changes nothing here" in done.err.splitlines()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,17 @@ def test_select_draws_the_same_examples_on_every_machine() -> None:
     """The expected draw is ranked here by hand."""
     ranked = sorted(EXAMPLES, key=lambda example: hashlib.sha256(f"select\n7\n{example.question.lower()}".encode()).hexdigest())
     assert select(EXAMPLES, 3, seed=7) == ranked[:3]
+
+
+def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
+    """Of the same length, at the same time: only what is in it tells."""
+    file = write(tmp_path / "a.jsonl", [plain(1)])
+    times = file.stat()
+    (first,) = load_examples(file)
+    write(file, [plain(2)])
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    (second,) = load_examples(file)
+    assert (first.question, second.question) == (plain(1)["question"], plain(2)["question"])
 
 
 @pytest.mark.parametrize("n", [0, -1, 41])
