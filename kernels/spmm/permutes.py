@@ -220,10 +220,10 @@ def _through_memory(code: _Code, keep: int) -> list[str]:
 
 @cache
 def room_ptx(size: int) -> str:
-    """Inline PTX with the operands ``"=r"``, ``"r"``: a thread's number to where it spreads its words.
+    """Inline PTX with the operands ``"=r"``, ``"r"``: a thread's number to where it spreads its words, REACH bytes a warp.
 
     Args:
-        size: Bytes of all warps of a program, REACH each where they spread words.
+        size: Bytes for all warps of a program; with fewer than REACH for each, ``warps.sum_over_warps`` alone may use the address.
     """
     # Addresses are put together bit by bit, for which a warp's bytes begin at a multiple of their number.
     lines = [

@@ -236,7 +236,7 @@ def _constexprs(problem: Problem, pitch: int, config: Config, nvidia: bool) -> d
         "NVIDIA": nvidia,
         "MEMORY": memory_rows > 0,
         "AHEAD": bool(config["ahead"]),
-        "ROOM": room_ptx(_room(config, memory_rows)) if nvidia else "",
+        "ROOM": room_ptx(_room(config, memory_rows)) if nvidia and (memory_rows or config["block_words"] > WARP_WORDS) else "",
         "UNFOLD": unfold_ptx(problem.pattern, memory_rows == 2) if nvidia else "",
         "UNFOLD_LOWER": unfold_ptx(problem.pattern, memory_rows > 0) if nvidia else "",
         "MULTIPLY": multiply_ptx(problem.dtype == torch.bfloat16) if nvidia else "",
@@ -254,7 +254,8 @@ def launch_parts(packed: PackedWeight, x: Tensor, parts: Tensor, config: Config)
             ``block_tokens`` tokens a program (all powers of two), ``splits`` of K, ``arranged`` 1 where a first kernel orders x as warps
             load it, ``pdl`` for dependent launch (0, or as in ``spmv/lane_row.py``), ``memory_rows`` of each two rows unfold through shared
             memory (0, 1 or 2; in groups of 32), the others by permutes: two units of the GPU share the work; ``ahead`` 1 keeps a step's
-            loads before the work of the step before, for registers; with 0 the compiler places them, and other warps have to fill the time.
+            loads before the work of the step before, at the price of registers; with 0 the compiler places them, and other warps have to
+            fill the time.
     """
     tokens, splits = len(x), config["splits"]
     narrow = (x.to(packed.dtype) if on_nvidia() else x).contiguous()
@@ -286,11 +287,15 @@ def _block_tokens(problem: Problem) -> int:
 
 def _splits(problem: Problem) -> tuple[int, ...]:
     """Parts of K: many where rows are few, since their sums cost less than multiprocessors that wait."""
-    return (8, 16) if problem.out_features < 4096 and problem.words >= 64 else (1,)
+    return (8, 16) if problem.out_features < 32 * problem.sm_count and problem.words >= 64 else (1,)
+
+
+def _words_of_a_part(problem: Problem, splits: int) -> int:
+    return triton.cdiv(problem.words, WARP_WORDS * splits) * WARP_WORDS
 
 
 def space(problem: Problem) -> list[Config]:
-    """Programs of two to eight warps, 5 to 26 warps an SM; K is split where rows are few, warps take 32 rows too where tokens are many."""
+    """Programs of two to eight warps, 5 to 26 of them an SM; K is split where rows are few, warps take 32 rows too at 9 to 16 tokens."""
     block_tokens, few_rows = _block_tokens(problem), _splits(problem) != (1,)
     many_tokens = block_tokens > TILE_TOKENS
     return [
@@ -305,7 +310,10 @@ def space(problem: Problem) -> list[Config]:
         for memory_rows in ((0, 1) if problem.pattern and problem.pattern.group == WORD and not many_tokens else (0,))
         for ahead in ((1,) if few_rows else (0, 1))
         if problem.words >= 2 * splits * WARP_WORDS * word_warps
-        and 5 <= problem.out_features / warp_rows * word_warps * splits / problem.sm_count <= 26
+        and triton.cdiv(problem.words, _words_of_a_part(problem, splits)) == splits
+        and (warps := problem.out_features / warp_rows * word_warps * splits / problem.sm_count) >= 5
+        # More are of no use, unless rows alone give them.
+        and (warps <= 26 or word_warps * splits <= 2)
     ] or [default(problem)]  # fmt: skip
 
 
@@ -327,7 +335,7 @@ def default(problem: Problem) -> Config:
         "block_tokens": _block_tokens(problem),
         "splits": splits,
         "arranged": int(problem.tokens > TILE_TOKENS and splits == 1),
-        "pdl": 0,
+        "pdl": 2 if splits > 1 and problem.dependent_launch else 0,
         # Permutes have the most to do in the largest groups.
         "memory_rows": int(problem.pattern is not None and problem.pattern.group == WORD and problem.tokens <= TILE_TOKENS),
         "ahead": 1,

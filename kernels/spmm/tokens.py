@@ -75,7 +75,7 @@ def arrange(x: Tensor, tiles: int, pdl: int) -> Tensor:
         pdl: 0 for an ordinary launch, else a dependent one.
 
     Returns:
-        ``[tiles, columns]`` of x's dtype, a multiple of 128 columns; the next call of the stream takes it again.
+        ``[tiles, 8 * columns]`` of x's dtype, columns rounded up to a multiple of 128; the next call of the stream takes it again.
     """
     tokens, in_features = x.shape
     quads = triton.cdiv(triton.cdiv(in_features, WORD), WARP_WORDS)

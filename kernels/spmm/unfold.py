@@ -40,7 +40,7 @@ def _unfold_plain(mask, p0, p1, p2, p3, p4, p5):
 
 @triton.jit
 def room_of(lane, PTX: tl.constexpr):
-    """Where each lane may spread a word, from ``permutes.room_ptx``; anything where the pattern needs no room."""
+    """Where each lane may spread a word, from ``permutes.room_ptx``; anything where a program needs no room."""
     if PTX == "":
         room = lane
     else:

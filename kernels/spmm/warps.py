@@ -10,7 +10,7 @@ _REACH = tl.constexpr(REACH)
 
 @triton.jit
 def after_loads(words, SLOTS: tl.constexpr):
-    """A step's words, as :func:`_load_weights` gives them, once every load before this call has been issued.
+    """A step's words, a mask and three chunks for each of SLOTS rows, once every load before this call has been issued.
 
     Whatever the order of the PTX, ptxas moves loads down to their first use, past all that should hide their latency. What keeps them is a
     barrier that no thread ever takes part in, since no grid is empty: no load may pass it, and the words hang on its result.
@@ -39,10 +39,23 @@ def sum_over_warps(
     sums, room, lane,
     REGISTERS: tl.constexpr, EACH: tl.constexpr, ROW_WARPS: tl.constexpr, WORD_WARPS: tl.constexpr, MEMORY: tl.constexpr,
 ):  # fmt: skip
-    """Each thread's EACH of its row's REGISTERS sums, added up over the warps that share the row, in their order.
+    """Adds what the warps of the same rows have of each sum, in their order, and deals the totals out to them.
 
-    Through shared memory, where neighbouring lanes write and read neighbouring words: a warp's share is what ``tl.sum`` leaves it only
-    after conflicts that took a fifth of a product's time.
+    Through shared memory, where neighbouring lanes write and read neighbouring words; ``tl.sum`` over warps has most of its accesses in
+    conflict, which took a fifth of a product's time.
+
+    Args:
+        sums: REGISTERS float32 tiles ``[threads]``, of which those of lane l in all WORD_WARPS warps of a row warp belong together.
+        room: From ``unfold.room_of``.
+        lane: int32 ``[threads]``, a thread's number.
+        REGISTERS: How many sums a thread has.
+        EACH: How many totals a thread gets: REGISTERS / WORD_WARPS, rounded up.
+        ROW_WARPS: Warps side by side along rows; warp w has rows of w % ROW_WARPS.
+        WORD_WARPS: Warps side by side along words, two or more.
+        MEMORY: Whether warps have spread words in the same memory.
+
+    Returns:
+        EACH float32 tiles ``[threads]``: totals of the sums from w // ROW_WARPS * EACH on; those from REGISTERS on are of nothing.
     """
     THREADS: tl.constexpr = 32 * ROW_WARPS * WORD_WARPS
     own = room - lane // 32 * (_REACH - 128)

@@ -150,26 +150,28 @@ def memory_of_a_thread(cubin: bytes) -> dict[str, int]:
     return dict(zip(("registers", "stack", "local"), map(int, found.groups()), strict=True))
 
 
-def late_loads(cubin: bytes) -> int:
-    """Loads from global memory behind the last matrix instruction of a loop, whose latency the next step would wait for in full."""
+def machine_code(cubin: bytes) -> str:
+    """A cubin's instructions as the GPU runs them."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        tool = triton.knobs.nvidia.nvdisasm.path
-        text = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
-    lines = text.splitlines()
+        return subprocess.run([triton.knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True).stdout
+
+
+def late_loads(code: str) -> int:
+    """Loads of weights among the work of the step that should hide their latency, for loops of two steps: behind the first one's work."""
+    lines = code.splitlines()
     labels = {line.strip().rstrip(":"): number for number, line in enumerate(lines) if line.startswith(".L")}
     late = 0
     for number, line in enumerate(lines):
         branch = re.search(r"\bBRA\S*\s.*?(\.L\w+)", line)
         if branch and labels.get(branch[1], number) < number:
-            late += sum(" LDG" in step for step in _after_last(lines[labels[branch[1]] : number], "HMMA"))
+            loop = lines[labels[branch[1]] : number]
+            products = [place for place, step in enumerate(loop) if " HMMA" in step]
+            # What is read once is marked evict_first.
+            loads = [place for place, step in enumerate(loop) if re.search(r" LDG\S*\.EF\b", step)]
+            late += sum(sum(product < load for product in products) > len(products) / 2 for load in loads)
     return late
-
-
-def _after_last(lines: list[str], instruction: str) -> list[str]:
-    places = [number for number, line in enumerate(lines) if f" {instruction}" in line]
-    return lines[places[-1] :] if places else []
 
 
 def facts(compiled: Any) -> dict[str, Any]:
@@ -183,7 +185,7 @@ def facts(compiled: Any) -> dict[str, Any]:
         "streamed_loads": streamed_loads(ptx),
         "bit_scans": ptx.count("bfind.u32"),
         "waits": ptx.count("griddepcontrol.wait"),
-        "late_loads": late_loads(compiled.asm["cubin"]) if "mma.sync" in ptx else 0,
+        "late_loads": late_loads(machine_code(compiled.asm["cubin"])) if "mma.sync" in ptx else 0,
         "products": ptx.count("mma.sync"),
         "misplaced_products": misplaced_products(compiled.asm["ttgir"]),
     }

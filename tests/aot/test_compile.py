@@ -130,6 +130,7 @@ def test_what_is_read_from_ptx() -> None:
       bar.sync 0;
       @%p2 ld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1];
       shfl.sync.bfly.b32 %r6, %r7, 16, 31, -1;
+      @never bar.red.popc.u32 none, 0, never;
       @%p3 ld.global.L1::evict_first.L2::cache_hint.v2.b64 { %rd1, %rd2 }, [ %rd3 + 0 ], %rd4;
       ld.global.L1::evict_first.b32 %r8, [ %rd5 + 0 ];
       ld.global.v4.b32 { %r9, %r10, %r11, %r12 }, [ %rd6 + 0 ];
@@ -138,9 +139,25 @@ def test_what_is_read_from_ptx() -> None:
       bar.sync 0;
     """
     loops = script["inside_loops"](ptx)
-    assert len(loops) == 7
+    assert len(loops) == 8
     assert script["exchanges"](loops) == 3
     assert script["streamed_loads"](ptx) == {16: 1, 4: 1}
+
+
+def test_late_loads_are_read_from_machine_code() -> None:
+    script = runpy.run_path(str(SCRIPT))
+    weight, x, work = (
+        "      @P0 LDG.E.EF.128 R4, desc[UR4][R2.64] ;",
+        "      LDG.E.128 R8, desc[UR4][R2.64] ;",
+        "      HMMA.16816.F32.BF16 R0, R4, R8, R0 ;",
+    )
+
+    def late(*steps: str) -> int:
+        return script["late_loads"]("\n".join((work, ".L_x_0:", *steps, "      @P0 BRA `(.L_x_0) ;", work, work, weight)))
+
+    assert late(weight, x, work, work, weight, weight, work, work) == 0
+    assert late(weight, work, work, weight, work, weight, work, x) == 1
+    assert late(weight, work, work, work, work, weight, weight) == 2
 
 
 def test_layouts_of_matrix_instructions_are_read_from_ttgir() -> None:

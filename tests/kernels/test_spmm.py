@@ -169,13 +169,18 @@ def test_arranged_tokens_lie_as_warps_read_them(tokens: int, in_features: int, d
 
 
 @pytest.mark.parametrize(
-    ("block_out", "block_words", "warp_rows", "splits"), [(16, 4, 16, 1), (16, 8, 16, 2), (32, 4, 16, 3), (32, 8, 32, 1), (64, 16, 32, 2)]
+    ("block_out", "block_words", "warp_rows", "splits"),
+    [(16, 4, 16, 1), (16, 8, 16, 2), (32, 4, 16, 3), (32, 8, 32, 1), (64, 16, 32, 2), (16, 32, 16, 1)],
 )
 @pytest.mark.parametrize(("tokens", "block_tokens"), [(3, 8), (11, 8), (16, 16), (20, 32)])
-@pytest.mark.parametrize(("arranged", "ahead"), [(0, 1), (1, 1), (1, 0)])
+@pytest.mark.parametrize(
+    ("arranged", "ahead"), [(0, 1), *(pytest.param(*both, marks=pytest.mark.gpu) for both in ((0, 0), (1, 0), (1, 1)))]
+)
 def test_configs_of_the_tiles(block_out: int, block_words: int, warp_rows: int, splits: int, tokens: int, block_tokens: int,
                               arranged: int, ahead: int, device: torch.device) -> None:  # fmt: skip
-    """Warps side by side along rows and along words, splits and steps that do not divide the words, several blocks of tokens."""
+    """Warps side by side along rows and along words (more of them than a thread has sums), splits and steps that do not divide the
+    words, several blocks of tokens. In the interpreter neither the order of x nor that of loads is another.
+    """
     packed, pruned = problem(53, 360, Pattern(4, 8), torch.bfloat16, device)
     x = poisoned(tokens, 360, torch.bfloat16, device)
     y = torch.full((tokens, 53), math.nan, device=device)
@@ -276,9 +281,9 @@ def test_the_dense_baseline_of_a_few_tokens(tokens: int, out_features: int, in_f
 @pytest.mark.parametrize("tokens", [2, 4, 8, 16, 32, 50, 100])
 @pytest.mark.parametrize("text", ["2:4", "16:32"])
 def test_configs_all_over_the_space_are_right(text: str, tokens: int, device: torch.device) -> None:
-    """On real sizes, ragged rows and a padded last word, with and without dependent launch."""
+    """On real sizes, few rows and many, ragged rows and a padded last word, with and without dependent launch."""
     generator = torch.Generator(device).manual_seed(tokens)
-    for out_features, in_features in ((2560, 4096), (1003, 2592)):
+    for out_features, in_features in ((2560, 4096), (6144, 2560), (4239, 2592), (1003, 2592)):
         packed, pruned = problem(out_features, in_features, Pattern.parse(text), torch.bfloat16, device)
         described = problem_of(packed, tokens)
         dense = pruned.clone()
@@ -287,7 +292,8 @@ def test_configs_all_over_the_space_are_right(text: str, tokens: int, device: to
             variant = registry.find(kernel, name)
             if not variant.serves(tokens):
                 continue
-            for config in variant.space(described)[::7]:
+            # Every inner loop of a space has one to three values, so that a step of 11 meets all of them.
+            for config in variant.space(described)[::11]:
                 x = torch.randn(tokens, in_features, generator=generator, device=device).bfloat16()
                 y = torch.full((tokens, out_features), math.nan, device=device)
                 got = variant.launch(weight, x, y, config)
